@@ -1,0 +1,53 @@
+"""Files that others read while we write them: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write beside the target, sync, rename over it. Makes the directory. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name starts with a dot: readers of drop-in style directories skip it.
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
+    # O_NOFOLLOW: we write as root, in directories that others may reach.
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode
+    )
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=False) + "\n", mode=mode)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None when the file is not there, not JSON, or not a mapping: never fatal."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def remove(path: Path) -> bool:
+    """True when there was something to remove."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,51 @@
+"""Where the program's own files live. All hang off one root: a simulated node has its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_bootstate.model import Bdf
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    root: Path = Path("/")
+
+    def at(self, absolute: str) -> Path:
+        """A path of the host (``/run/nvidia/validations``) under this root."""
+        return self.root / absolute.lstrip("/")
+
+    @property
+    def config(self) -> Path:
+        return self.at("/etc/gpu-bootstate/config.yaml")
+
+    @property
+    def drop_in_dirs(self) -> tuple[Path, ...]:
+        """Later ones win, as in systemd."""
+        return tuple(
+            self.at(f"{top}/gpu-bootstate/config.d") for top in ("/usr/lib", "/run", "/etc")
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        return self.at("/run/gpu-bootstate")
+
+    @property
+    def status(self) -> Path:
+        return self.run_dir / "status.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.run_dir / "lock"
+
+    @property
+    def ready(self) -> Path:
+        return self.run_dir / "ready"
+
+    def gpu_gate(self, pf: Bdf) -> Path:
+        return self.run_dir / "gpus" / f"{pf}.json"
+
+    @property
+    def last_run(self) -> Path:
+        return self.at("/var/lib/gpu-bootstate/last-run.json")
