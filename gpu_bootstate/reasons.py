@@ -255,7 +255,7 @@ REASONS: dict[Code, Reason] = {
         _CONF,
     ),
     Code.MIXED_SIZES: Reason(
-        "{pf}: vGPUs of different framebuffer sizes ({sizes}) are asked for, but not mixed-size mode.",
+        "{pf}: vGPUs of different framebuffer sizes ({sizes}) are asked for without mixed-size.",
         "In equal-size mode the first vGPU fixes the size for the whole GPU.",
         "Set `mixed-size: true` in the profile, or use one size.",
         _CONF,
