@@ -649,6 +649,26 @@ class EnableVfs(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitVfs(Step):
+    """VFs are on, and some offer no vGPU types: late, or their registration failed."""
+
+    phase = Phase.VFS
+    before = "VFs are on and some of them offer no vGPU types"
+
+    vf_count: int
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"wait until all {self.vf_count} VFs offer vGPU types; else switch them off and on once"
+        )
+
+    @property
+    def after(self) -> str:
+        return f"all {self.vf_count} VFs offer vGPU types"
+
+
+@dataclass(frozen=True, slots=True)
 class CreateGpuInstance(Step):
     phase = Phase.GPU_INSTANCES
     before = "MIG mode is on and the placement is free"
@@ -741,6 +761,7 @@ class Plan:
     gpus: tuple[GpuPlan, ...]
     stop_units: tuple[str, ...] = ()
     refusal: Finding | None = None  # of the whole node: nothing at all is done
+    missing: tuple[Finding, ...] = ()  # GPUs named by the config with on-missing: degrade
     notes: tuple[Finding, ...] = ()
     unclaimed: tuple[Bdf, ...] = ()  # carved, but not in the config: left alone
 

@@ -73,8 +73,11 @@ class Code(Enum):
     PROFILE_RESOLVED = "profile-resolved"
     LAYOUT_IMPOSSIBLE = "layout-impossible"
     TYPE_UNKNOWN = "type-unknown"
+    TYPE_AMBIGUOUS = "type-ambiguous"
+    TYPE_NEEDS_MIG_OFF = "type-needs-mig-off"
     TYPE_NO_INSTANCE = "type-no-instance"
     TOO_MANY_VGPUS = "too-many-vgpus"
+    NO_SUCH_VF = "no-such-vf"
     MIXED_SIZES = "mixed-sizes"
     NO_MIG = "no-mig"
     # driver, managers, neighbours
@@ -240,6 +243,18 @@ REASONS: dict[Code, Reason] = {
         "Use {nearest}.",
         _CONF,
     ),
+    Code.TYPE_AMBIGUOUS: Reason(
+        "{pf}: vGPU type {got} can mean {names}.",
+        "Several types of this GPU end in that word.",
+        "Write the whole name.",
+        _CONF,
+    ),
+    Code.TYPE_NEEDS_MIG_OFF: Reason(
+        "{pf}: vGPU type {type} is time-sliced and needs MIG off, but {other}.",
+        "A GPU is either divided by MIG or shared by time as a whole.",
+        "Use one kind of type in the profile, and `mig:` only with MIG-backed ones.",
+        _CONF,
+    ),
     Code.TYPE_NO_INSTANCE: Reason(
         "{pf}: {wanted} vGPUs of type {type} are asked for, but there is room for {room}: "
         "the type needs GPU instances of profile {profile}.",
@@ -254,9 +269,15 @@ REASONS: dict[Code, Reason] = {
         "Ask for fewer, or for a smaller type.",
         _CONF,
     ),
+    Code.NO_SUCH_VF: Reason(
+        "{pf} has no VF {index}; its {count} VFs are counted from 0.",
+        "The profile pins a vGPU to a VF that this card cannot have.",
+        "Use a lower VF index, or give a count.",
+        _CONF,
+    ),
     Code.MIXED_SIZES: Reason(
         "{pf}: vGPUs of different framebuffer sizes ({sizes}) are asked for without mixed-size.",
-        "In equal-size mode the first vGPU fixes the size for the whole GPU.",
+        "In equal-size mode the first vGPU fixes the size for the whole GPU or GPU instance.",
         "Set `mixed-size: true` in the profile, or use one size.",
         _CONF,
     ),

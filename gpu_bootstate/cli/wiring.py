@@ -1,0 +1,65 @@
+"""Chooses the hardware: the real one, or a simulated node kept in a directory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_bootstate.hardware.protocol import CallLimits, Hardware
+from gpu_bootstate.model import Policy
+from gpu_bootstate.paths import Paths
+
+if TYPE_CHECKING:
+    from gpu_bootstate.simulator.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the global options say: which node, which files."""
+
+    root: Path
+    config: Path | None
+    board: str | None
+    sim_dir: Path | None
+
+    @property
+    def paths(self) -> Paths:
+        if self.board is None:
+            return Paths(self.root)
+        return Paths(self.simulated_dir / "root")
+
+    @property
+    def simulated_dir(self) -> Path:
+        if self.sim_dir is not None:
+            return self.sim_dir
+        # Under a name of the user's own: two people on one machine do not share a node.
+        return Path(tempfile.gettempdir()) / f"gpu-bootstate-sim-{os.getuid()}" / str(self.board)
+
+    def store(self) -> Store:
+        """The simulated node; made fresh when the directory is empty."""
+        from gpu_bootstate.simulator.store import Store
+
+        return Store.open(self.simulated_dir, str(self.board))
+
+    @contextmanager
+    def hardware(self, policy: Policy) -> Iterator[Hardware]:
+        limits = CallLimits(read_s=policy.read_s, call_s=policy.call_s)
+        hw: Hardware
+        if self.board is not None:
+            from gpu_bootstate.simulator.hardware import SimHardware
+
+            store = self.store()
+            hw = SimHardware(store.node, store, limits=limits)
+        else:
+            from gpu_bootstate.hardware.real import RealHardware
+
+            hw = RealHardware(self.root, limits=limits, sriov_manage=policy.sriov_manage)
+        try:
+            yield hw
+        finally:
+            hw.close()
