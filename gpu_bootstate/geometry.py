@@ -151,7 +151,7 @@ class _Work:
             self._renamed.append((request.profile, alike[0].name))
             return alike[0]
         names = [profile.name for profile in profiles]
-        near = nearest(request.profile, names)
+        near = nearest(request.profile, names, cutoff=0.7)
         self._fault_mig(
             Code.PROFILE_UNKNOWN,
             request,
@@ -243,7 +243,8 @@ class _Work:
         # Never the plain type in place of one with media engines, but that one is what to offer.
         plain = find_type(plain_form(asked), types, self._offer.gi_profiles)
         names_here = [bare_name(vgpu_type.name) for vgpu_type in types]
-        near = bare_name(plain[0].name) if plain else nearest(bare_name(asked), names_here)
+        known = [*names_here, *(name.split()[-1] for name in names_here)]
+        near = bare_name(plain[0].name) if plain else nearest(bare_name(asked), known)
         want = ""
         if near is None:
             such = f", such as {names_here[0]}" if names_here else ""

@@ -208,7 +208,8 @@ class _Matcher:
         unread = [str(gpu.pf) for gpu in gpus if not gpu.facts and gpu.pf not in self.named]
         if unread:
             parts.append(f"{' and '.join(unread)} cannot be read")
-        return f"there are {', '.join(parts)}", free[0] if len(free) == 1 else None
+        near_one = free[0] if len(free) == 1 and not unread else None
+        return f"there are {', '.join(parts)}", near_one
 
     def _overlap(self, pf: Bdf) -> None:
         (first, first_item), *_ = self.named[pf]

@@ -6,6 +6,7 @@ package makes up sentences about failures.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from string import Formatter
@@ -25,6 +26,23 @@ class Condition(Enum):
     @property
     def exit_code(self) -> int:
         return _EXIT_CODES[self]
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Condition], *, changed: bool) -> Condition:
+        """What the node comes to, from what its GPUs came to; ``changed``: any call was made.
+
+        Some good and some not is DEGRADED, but a run that only refused, and changed nothing,
+        says REFUSED: whoever asked for it must know that it was for nothing.
+        """
+        seen = set(parts)
+        bad = seen - {cls.CONVERGED}
+        if not bad:
+            return cls.CONVERGED
+        if bad == {cls.REFUSED} and not changed:
+            return cls.REFUSED
+        if cls.CONVERGED in seen:
+            return cls.DEGRADED
+        return bad.pop() if len(bad) == 1 else cls.FAILED
 
 
 _EXIT_CODES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpu_bootstate.cli.wiring import Where
-from gpu_bootstate.model import GatePolicy, GpuFacts, ObservedGpu, ObservedNode, Policy
+from gpu_bootstate.model import GpuFacts, ObservedGpu, ObservedNode, Policy
 
 
 @click.command(name="export")

@@ -24,7 +24,7 @@ def new(where: Where, pace: float) -> None:
     """Throw the node away and make a just booted one."""
     shutil.rmtree(where.simulated_dir, ignore_errors=True)
     with where.store().change() as node:
-        node.pace = pace
+        node.state.pace = pace
     click.echo(f"{where.board}: a just booted node in {where.simulated_dir}")
 
 

@@ -1,0 +1,249 @@
+"""`apply`: the main job, from the configuration to a verified node and its gate."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+import click
+
+from gpu_bootstate import report
+from gpu_bootstate.cli.look import View, config_finding, look, look_anyway, remembered_serials
+from gpu_bootstate.cli.show import show
+from gpu_bootstate.cli.wiring import Where
+from gpu_bootstate.config import load
+from gpu_bootstate.deadline import Deadline, RunEnded
+from gpu_bootstate.execute import execute
+from gpu_bootstate.files import read_json, write_json
+from gpu_bootstate.gate import Gate
+from gpu_bootstate.hardware.protocol import Hardware
+from gpu_bootstate.lock import Busy, acquire
+from gpu_bootstate.model import Bdf, DesiredState, Plan, Policy, RunOutcome
+from gpu_bootstate.notify import Journal, Notifier
+from gpu_bootstate.paths import Paths
+from gpu_bootstate.preflight import wait_until_ready
+from gpu_bootstate.problems import ConfigInvalid
+from gpu_bootstate.progress import JournalListener, Listener, NotifyListener, Several
+from gpu_bootstate.reasons import Code, Condition, Finding
+
+
+@click.command(name="apply")
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; same as `plan`.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "--wait-lock",
+    type=float,
+    default=0.0,
+    metavar="SECONDS",
+    help="How long to wait for another run to end (default: refuse at once).",
+)
+@click.pass_obj
+def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None:
+    """Bring every GPU that the configuration names to what it says, and open the gate.
+
+    A GPU that is not named is never touched; one that is already right sees no call.
+    """
+    if dry_run:
+        from gpu_bootstate.cli.plan import show_plan
+
+        raise SystemExit(show_plan(where, form))
+    try:
+        with acquire(where.paths, wait_s=wait_lock):
+            result = _apply(where, form)
+    except Busy as busy:
+        who = f"pid {busy.pid}" if busy.pid else "it has not said its pid"
+        click.echo(f"gpu-bootstate: another run is at work ({who}); nothing was done.", err=True)
+        click.echo("  Wait for it (`gpu-bootstate status --wait`) or use --wait-lock.", err=True)
+        raise SystemExit(Condition.REFUSED.exit_code) from None
+    except PermissionError as err:
+        click.echo(f"gpu-bootstate: {err}: changing GPUs and the gate needs root.", err=True)
+        raise SystemExit(Condition.FAILED.exit_code) from None
+    show(result, form, report.text)
+    raise SystemExit(result["exit_code"])
+
+
+def _apply(where: Where, form: str) -> dict[str, Any]:
+    try:
+        desired = load(where.paths, where.config)
+    except ConfigInvalid as invalid:
+        return _bad_config(where, invalid)
+    with where.hardware(desired.policy) as hw:
+        run = Run(where.paths, hw, desired, _listener(hw, form))
+        with _signals(run):
+            return run.whole()
+
+
+def _bad_config(where: Where, invalid: ConfigInvalid) -> dict[str, Any]:
+    """The configuration is wrong, and that is all we know: no GPU and no gate is touched."""
+    for problem in invalid.problems:
+        click.echo(str(problem), err=True)
+    with where.hardware(Policy()) as hw:
+        start = report.RunStart(hw.boot_id(), _pid(), hw.wall_time())
+        result = report.finished(
+            start,
+            _ended(hw, config_finding(invalid), gate_open=_is_open(where.paths, start.boot_id)),
+            wall_s=hw.wall_time(),
+            desired=None,
+            node=None,
+        )
+    write_json(where.paths.status, result)
+    return result
+
+
+@dataclass(slots=True)
+class Run:
+    """One apply under the lock: files before, work, files after."""
+
+    paths: Paths
+    hw: Hardware
+    desired: DesiredState
+    listener: Listener
+    signal_name: str | None = None
+    view: View | None = None
+    _remembered: Mapping[Bdf, str] = field(default_factory=dict)
+
+    def whole(self) -> dict[str, Any]:
+        start = report.RunStart(self.hw.boot_id(), _pid(), self.hw.wall_time())
+        # The result is of this boot and this run: a run that dies leaves "running" behind.
+        write_json(self.paths.status, report.running(start))
+        self._remembered = remembered_serials(self.paths)
+        try:
+            outcome = self._outcome(start.boot_id)
+        except Exception as err:
+            detail = f"{type(err).__name__}: {err}"
+            outcome = _ended(self.hw, Finding.of(Code.INTERNAL, detail=detail), gate_open=False)
+            self._record(start, outcome)
+            raise
+        return self._record(start, outcome)
+
+    def _outcome(self, boot_id: str) -> RunOutcome:
+        policy = self.desired.policy
+        deadline = Deadline.after(self.hw, policy.deadline_s, lambda: self.signal_name)
+        if not self.desired.entries:
+            gate = self._gate(boot_id, ())
+            gate.discard_stale()
+            return _ended(self.hw, None, gate_open=gate.update_node())
+        try:
+            missing = wait_until_ready(self.hw, policy, deadline, self.listener)
+            self.view = look(self.hw, self.desired, self._remembered)
+        except RunEnded as ended:
+            return self._ended_early(boot_id, ended.finding)
+        except ConfigInvalid as invalid:
+            # The file is right and this node is not what it says: nothing is touched.
+            for problem in invalid.problems:
+                click.echo(str(problem), err=True)
+            self.listener.said(config_finding(invalid))
+            gate_open = _is_open(self.paths, boot_id)
+            return _ended(self.hw, config_finding(invalid), gate_open=gate_open)
+        plan = self.view.plan
+        gate = self._gate(boot_id, tuple(gpu.pf for gpu in plan.gpus), absent=len(plan.missing))
+        gate.discard_stale()
+        if missing is not None:
+            plan = _refused(plan, missing)
+        return execute(
+            self.hw,
+            plan,
+            replan=self._replan,
+            verified=self._verified,
+            policy=policy,
+            gate=gate,
+            listener=self.listener,
+            deadline=deadline,
+        )
+
+    def _ended_early(self, boot_id: str, finding: Finding) -> RunOutcome:
+        self.listener.said(finding)
+        return _ended(self.hw, finding, gate_open=_is_open(self.paths, boot_id))
+
+    def _gate(self, boot_id: str, configured: tuple[Bdf, ...], absent: int = 0) -> Gate:
+        return Gate(
+            self.paths,
+            boot_id,
+            configured=configured,
+            files=self.desired.gate_files,
+            policy=self.desired.policy.gate,
+            absent=absent,
+        )
+
+    def _replan(self) -> Plan:
+        self.view = look_anyway(self.hw, self.desired, self._remembered)
+        return self.view.plan
+
+    def _verified(self, pf: Bdf) -> Mapping[str, object]:
+        assert self.view is not None  # noqa: S101  # execute asks only after a look
+        return {"digest": self.desired.digest, **self.view.verified(pf)}
+
+    def _record(self, start: report.RunStart, outcome: RunOutcome) -> dict[str, Any]:
+        result = report.finished(
+            start,
+            outcome,
+            wall_s=self.hw.wall_time(),
+            desired=self.desired,
+            node=self.view.node if self.view else None,
+        )
+        write_json(self.paths.status, result)
+        cards = {str(pf): serial for pf, serial in self._remembered.items()}
+        for gpu in result["gpus"]:
+            if gpu["condition"] == Condition.CONVERGED.value and gpu["serial"]:
+                cards[gpu["pf"]] = gpu["serial"]
+        try:
+            write_json(self.paths.last_run, {**result, "cards": cards})
+        except OSError as err:
+            # A full or read-only /var costs the memory of this run, not the node.
+            click.echo(f"gpu-bootstate: {self.paths.last_run} is not written: {err}", err=True)
+        return result
+
+
+def _refused(plan: Plan, finding: Finding) -> Plan:
+    gpus = tuple(replace(gpu, steps=(), refusal=gpu.refusal or finding) for gpu in plan.gpus)
+    return replace(plan, gpus=gpus, stop_units=(), refusal=finding)
+
+
+def _ended(hw: Hardware, finding: Finding | None, *, gate_open: bool) -> RunOutcome:
+    """A run in which no GPU was worked on."""
+    return RunOutcome(
+        condition=finding.condition if finding else Condition.CONVERGED,
+        gpus=(),
+        findings=(finding,) if finding else (),
+        gate_open=gate_open,
+        started_s=hw.now(),
+        duration_s=0.0,
+        phase_s=(),
+    )
+
+
+def _is_open(paths: Paths, boot_id: str) -> bool:
+    return (read_json(paths.ready) or {}).get("boot_id") == boot_id
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def _listener(hw: Hardware, form: str) -> Listener:
+    told: Listener = JournalListener(Journal(), hw.now)
+    if form == "text" and sys.stderr.isatty():
+        from gpu_bootstate.cli.live import LiveListener
+
+        told = LiveListener(sys.stderr)
+    return Several([told, NotifyListener(Notifier())])
+
+
+def _signals(run: Run) -> ExitStack:
+    """SIGTERM and SIGINT end the run at the next safe point, and every wait soon."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        run.signal_name = signal.Signals(number).name
+        run.hw.cancel_waits()
+
+    stack = ExitStack()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        stack.callback(signal.signal, number, signal.signal(number, stop))
+    return stack
