@@ -264,6 +264,7 @@ class _Run:
 
         if not chains:
             return
+        self.deadline.check("the next step")
         workers = min(self.policy.parallel, len(chains))
         with ThreadPoolExecutor(max_workers=workers) as pool:
             futures = [pool.submit(run, chain) for chain in chains]

@@ -650,7 +650,9 @@ class EnableVfs(Step):
 
 @dataclass(frozen=True, slots=True)
 class AwaitVfs(Step):
-    """VFs are on, and some offer no vGPU types: late, or their registration failed."""
+    """VFs are on, and some offer no vGPU types: late, or their registration failed. If they
+    never do, they are switched off and on once, which registers them anew.
+    """
 
     phase = Phase.VFS
     before = "VFs are on and some of them offer no vGPU types"

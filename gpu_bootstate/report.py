@@ -354,9 +354,11 @@ def text(report: Mapping[str, Any]) -> str:
 
 
 def _now(gpu: Mapping[str, Any]) -> str:
-    actual = gpu["actual"]
-    if actual is None:
-        return ""
+    return state_text(gpu["actual"]) if gpu["actual"] is not None else ""
+
+
+def state_text(actual: Mapping[str, Any]) -> str:
+    """What a GPU is, in a few words, from `gpu_dict`."""
     mig = actual["mig"]
     words = []
     if mig is not None:

@@ -515,11 +515,12 @@ class SimHardware:
             gpu = self._node.gpu(pf, "sriov-manage")
             if name in ("partial", "late", "never", "kill-after"):
                 result = act(end, end)
+                ready_at = end + float(argument or 0)
                 if name == "partial":
                     del gpu.vfs[int(argument) :]
                 elif name == "late":
                     for vf in gpu.vfs:
-                        vf.ready_at = end + float(argument)
+                        vf.ready_at = ready_at
                 elif name == "never":
                     gpu.registration_broken = True
                 return result

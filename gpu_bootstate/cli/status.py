@@ -1,0 +1,165 @@
+"""`status`: the result of this boot, and whether the node still is what that result says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gpu_bootstate import report
+from gpu_bootstate.cli.look import look, remembered_serials
+from gpu_bootstate.cli.show import show
+from gpu_bootstate.cli.wiring import Where
+from gpu_bootstate.config import load
+from gpu_bootstate.files import read_json
+from gpu_bootstate.hardware.protocol import Hardware
+from gpu_bootstate.lock import holder_pid
+from gpu_bootstate.model import DesiredState, Plan, Policy
+from gpu_bootstate.paths import Paths
+from gpu_bootstate.problems import ConfigInvalid
+from gpu_bootstate.reasons import Condition
+
+_POLL_S = 0.2
+_DIED, _NEVER_RAN = "died", "never-ran"
+
+
+@click.command(name="status")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--wait", is_flag=True, help="Block until this boot has a result, or its run died.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="With --wait: at the longest.")
+@click.pass_obj
+def command(where: Where, *, form: str, wait: bool, timeout: float | None) -> None:
+    """Show how the last run of this boot ended and what is on the GPUs now.
+
+    Exits with the code of that run, or of what is found now where that is worse: 2 when the node
+    has drifted, 5 when there is no vGPU host here, 1 when nothing has run in this boot.
+    """
+    policy = Policy()
+    with where.hardware(policy) as hw:
+        boot_id = hw.boot_id()
+        if wait:
+            _wait(where.paths, boot_id, timeout)
+        last = _last(where.paths, boot_id)
+        # While a run works, a look through NVML would be one more client in its way; and who
+        # waits for the result wants the result.
+        live = None if wait or last["progress"] == "running" else _live(where, hw)
+    data = {**last, "live": live}
+    show(data, form, _text)
+    raise SystemExit(_exit_code(data))
+
+
+def _wait(paths: Paths, boot_id: str, timeout_s: float | None) -> None:
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    while until is None or time.monotonic() < until:
+        if _last(paths, boot_id)["progress"] in ("done", _DIED):
+            return
+        time.sleep(_POLL_S)
+
+
+def _last(paths: Paths, boot_id: str) -> dict[str, Any]:
+    """The recorded result of this boot; ``progress`` also tells "never-ran" and "died"."""
+    # The lock is asked first: a run that ends in between has its result written by then.
+    alive = holder_pid(paths) is not None
+    status = read_json(paths.status)
+    if status is None or status.get("boot_id") != boot_id or "progress" not in status:
+        return {"progress": "running" if alive else _NEVER_RAN, "boot_id": boot_id}
+    if status["progress"] == "running" and not alive:
+        return {**status, "progress": _DIED}
+    return status
+
+
+def _live(where: Where, hw: Hardware) -> dict[str, Any]:
+    """What is there now, and what `apply` would still do."""
+    try:
+        desired = load(where.paths, where.config)
+    except ConfigInvalid as invalid:
+        return {"condition": Condition.BAD_CONFIG.value, "problems": _lines(invalid)}
+    try:
+        view = look(hw, desired, remembered_serials(where.paths))
+    except ConfigInvalid as invalid:
+        return {"condition": Condition.BAD_CONFIG.value, "problems": _lines(invalid)}
+    node = report.node_dict(view.node)
+    return {
+        "condition": _condition_now(view.plan, desired, node).value,
+        "node": node,
+        "plan": report.plan_dict(view.plan),
+    }
+
+
+def _condition_now(plan: Plan, desired: DesiredState, node: Mapping[str, Any]) -> Condition:
+    if not desired.entries and node["driver"]["problem"] is not None:
+        return Condition.UNAVAILABLE
+    gpus = node["gpus"].values()
+    if not desired.entries and gpus and not any(gpu["vgpu_host"] for gpu in gpus):
+        return Condition.UNAVAILABLE
+    condition = report.plan_condition(plan)
+    if condition is Condition.CONVERGED and not plan.is_empty:
+        return Condition.DEGRADED
+    return condition
+
+
+def _lines(invalid: ConfigInvalid) -> list[str]:
+    return [str(problem) for problem in invalid.problems]
+
+
+def _exit_code(data: Mapping[str, Any]) -> int:
+    live = data["live"]
+    now = Condition(live["condition"]) if live else Condition.CONVERGED
+    if data["progress"] == "done":
+        recorded = int(data["exit_code"])
+        return recorded or now.exit_code
+    if now is Condition.UNAVAILABLE:
+        return now.exit_code
+    return Condition.FAILED.exit_code
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    lines = []
+    if data["progress"] == _NEVER_RAN:
+        lines.append("No run in this boot yet. `gpu-bootstate apply` makes one.")
+    elif data["progress"] == _DIED:
+        lines.append(
+            f"The run that began at {data['started_at']} (pid {data['pid']}) died before its end. "
+            "`gpu-bootstate apply` goes on from what is there."
+        )
+    elif data["progress"] == "running" and "started_at" not in data:
+        lines.append("A run is at work.")
+    else:
+        lines.append(report.text(data).rstrip("\n"))
+    live = data["live"]
+    if live is not None:
+        lines.append("Now:")
+        lines += [f"  {problem}" for problem in live.get("problems", ())]
+        if "node" in live:
+            lines += _now(live["node"], live["plan"])
+    return "\n".join(lines) + "\n"
+
+
+def _now(node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    driver = node["driver"]
+    lines = []
+    if driver["problem"] is not None:
+        lines += [
+            f"  {driver['problem']['message']}",
+            f"      to do:  {driver['problem']['remedy']}",
+        ]
+    planned = {gpu["pf"]: gpu for gpu in plan["gpus"]}
+    for pf, gpu in node["gpus"].items():
+        lines.append(f"  {pf}  {gpu['name'] or '(not in NVML)'}: {report.state_text(gpu)}")
+        mine = planned.get(pf)
+        if mine is None:
+            host = "" if gpu["vgpu_host"] else "; no vGPU host driver runs this GPU"
+            lines.append(f"      not in the configuration{host}")
+        elif mine["refusal"] is not None:
+            lines.append(f"      what:   {mine['refusal']['message']}")
+            lines.append(f"      to do:  {mine['refusal']['remedy']}")
+        elif mine["steps"]:
+            count = len(mine["steps"])
+            lines.append(
+                f"      drifted: {count} steps to do, the first: {mine['steps'][0]['summary']}"
+            )
+    for note in plan["notes"]:
+        lines.append(f"  {note['message']}")
+    return lines
