@@ -8,16 +8,36 @@ outside in, so that nobody sees a release that its ground has already left.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 
 from gpu_bootstate.files import read_json, remove, write_atomic, write_json
 from gpu_bootstate.model import Bdf, GateFile, GatePolicy
 from gpu_bootstate.paths import Paths
+from gpu_bootstate.reasons import Code, Finding
+
+# When something was said is no reason to say it again.
+_TIMES = frozenset({"verified_at", "written_at"})
+
+
+class GateError(Exception):
+    """A gate file can be neither written nor removed, or its directory is not ours alone."""
+
+    def __init__(self, path: Path, detail: str) -> None:
+        self.path = path
+        self.detail = detail
+        self.finding = Finding.of(Code.GATE_FAILED, path=path, detail=detail)
+        super().__init__(self.finding.message)
 
 
 class Gate:
-    """All methods raise OSError when a file can be neither written nor removed."""
+    """Of one node in one boot; the methods may be called from any thread and raise GateError."""
 
     def __init__(
         self,
@@ -28,9 +48,12 @@ class Gate:
         files: tuple[GateFile, ...],
         policy: GatePolicy,
         absent: int = 0,
+        digest: str | None = None,
+        wall_time: Callable[[], float] = time.time,
     ) -> None:
         """``absent``: GPUs that the config names and the node has not; under ``all`` they keep
-        the node's gate shut.
+        the node's gate shut. ``digest`` is the configuration's. ``wall_time``: seconds since the
+        epoch.
         """
         self._paths = paths
         self._boot_id = boot_id
@@ -38,6 +61,9 @@ class Gate:
         self._files = files
         self._policy = policy
         self._absent = absent
+        self._digest = digest
+        self._wall_time = wall_time
+        self._lock = threading.Lock()
 
     # ------------------------------------------------------------------ asking
 
@@ -52,29 +78,48 @@ class Gate:
         """Written in this boot, and whole."""
         return (read_json(path) or {}).get("boot_id") == self._boot_id
 
+    def _satisfied(self, *, without: Bdf | None = None) -> bool:
+        opened = [pf for pf in self._configured if pf != without and self.is_gpu_open(pf)]
+        if self._policy is GatePolicy.ANY:
+            return bool(opened)
+        return len(opened) == len(self._configured) and not self._absent
+
     # ------------------------------------------------------------------ closing
 
     def discard_stale(self) -> None:
         """Whatever is not of this boot, or of a GPU that the config no longer names, goes."""
-        names = {self._paths.gpu_gate(pf).name for pf in self._configured}
-        for path in self._gpu_files():
-            if path.name not in names or not self._is_ours(path):
-                remove(path)
-        if not self._satisfied() or not self.is_open:
-            self._close_node()
+        with self._changing():
+            if not self.is_open or not self._satisfied():
+                self._close_node()
+            names = {self._paths.gpu_gate(pf).name for pf in self._configured}
+            _remove_all(
+                path
+                for path in self._gpu_files()
+                if path.name not in names or not self._is_ours(path)
+            )
 
     def close_gpu(self, pf: Bdf) -> None:
         """The GPU is about to be changed, or is not as it should be."""
-        if not self._satisfied(without=pf):
-            self._close_node()
-        remove(self._paths.gpu_gate(pf))
-        if self.is_open:
-            self._open_node()  # policy `any`: the file says which GPUs are out
+        with self._changing():
+            if not self._satisfied(without=pf):
+                self._close_node()
+            _remove_all([self._paths.gpu_gate(pf)])
+            if self.is_open:
+                self._write_ready()  # policy `any`: it says which GPUs are out
 
     def _close_node(self) -> None:
-        for file in reversed(self._files):
-            remove(self._paths.at(file.path))
-        remove(self._paths.ready)
+        extra = [self._paths.at(file.path) for file in reversed(self._files)]
+        _remove_all([*extra, *self._no_longer_configured(), self._paths.ready])
+
+    def _no_longer_configured(self) -> list[Path]:
+        """Extra files that `ready` was released with and the configuration has not any more.
+
+        Nobody else would ever take them away again.
+        """
+        told = (read_json(self._paths.ready) or {}).get("files")
+        now = {file.path for file in self._files}
+        paths = told if isinstance(told, list) else []
+        return [self._paths.at(path) for path in paths if isinstance(path, str) and path not in now]
 
     def _gpu_files(self) -> list[Path]:
         directory = self._paths.run_dir / "gpus"
@@ -84,42 +129,95 @@ class Gate:
 
     def open_gpu(self, pf: Bdf, verified: Mapping[str, object]) -> None:
         """``verified`` is what was seen of it; the file is not written again if it says so."""
-        record = {"pf": str(pf), "boot_id": self._boot_id, **verified}
-        _write_if_other(self._paths.gpu_gate(pf), record)
+        with self._changing():
+            record = {"pf": str(pf), "boot_id": self._boot_id, "verified_at": self._now()}
+            _write_if_other(self._paths.gpu_gate(pf), {**record, **verified})
 
     def update_node(self) -> bool:
-        """Open or close the node's gate by the policy; whether it is open now."""
-        if not self._satisfied():
-            self._close_node()
-            return False
-        self._open_node()
-        return True
+        """Open or close the node's gate by the policy; whether it is open now.
 
-    def _open_node(self) -> None:
-        open_pfs = [pf for pf in self._configured if self.is_gpu_open(pf)]
+        Without any GPU in the configuration nothing is wanted: open under `all`, but `any` asks
+        for one.
+        """
+        with self._changing():
+            if not self._satisfied():
+                self._close_node()
+                return False
+            _remove_all(self._no_longer_configured())
+            self._write_ready()
+            for file in self._files:
+                path = self._paths.at(file.path)
+                if not _has_text(path, file.content):
+                    with _told_as_gate_error(path):
+                        write_atomic(path, file.content)
+            return True
+
+    def _write_ready(self) -> None:
+        opened = [pf for pf in self._configured if self.is_gpu_open(pf)]
         record = {
             "boot_id": self._boot_id,
+            "written_at": self._now(),
             "policy": self._policy.value,
-            "open": [str(pf) for pf in open_pfs],
-            "closed": [str(pf) for pf in self._configured if pf not in open_pfs],
+            "digest": self._digest,
+            "open": [str(pf) for pf in opened],
+            "closed": [str(pf) for pf in self._configured if pf not in opened],
+            "absent": self._absent,
+            "files": [file.path for file in self._files],
         }
         _write_if_other(self._paths.ready, record)
-        for file in self._files:
-            path = self._paths.at(file.path)
-            if not _has_text(path, file.content):
-                write_atomic(path, file.content)
 
-    def _satisfied(self, *, without: Bdf | None = None) -> bool:
-        opened = [pf for pf in self._configured if pf != without and self.is_gpu_open(pf)]
-        if self._policy is GatePolicy.ANY and self._configured:
-            return bool(opened)
-        return len(opened) == len(self._configured) and not self._absent
+    def _now(self) -> str:
+        when = datetime.fromtimestamp(self._wall_time(), tz=timezone.utc)
+        return when.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+    # ------------------------------------------------------------------ together
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One change at a time, and only in directories where nobody else can put files."""
+        with self._lock:
+            for directory in (self._paths.run_dir, self._paths.run_dir / "gpus"):
+                _check_ours(directory)
+            yield
+
+
+def _check_ours(directory: Path) -> None:
+    with _told_as_gate_error(directory):
+        try:
+            status = directory.lstat()
+        except FileNotFoundError:
+            return
+    if not stat.S_ISDIR(status.st_mode):
+        raise GateError(directory, "it is a link or a file, not a directory")
+    if status.st_uid not in (0, os.geteuid()):
+        raise GateError(directory, f"it belongs to user {status.st_uid}")
+    if status.st_mode & stat.S_IWOTH:
+        raise GateError(directory, "everybody may write to it")
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    """All that can be removed, in this order; raises for the first that cannot."""
+    failed: GateError | None = None
+    for path in paths:
+        try:
+            with _told_as_gate_error(path):
+                remove(path)
+        except GateError as err:
+            failed = failed or err
+    if failed is not None:
+        raise failed
 
 
 def _write_if_other(path: Path, record: Mapping[str, object]) -> None:
     """A converged node sees no write: watchers of the files are not woken for nothing."""
-    if read_json(path) != json.loads(json.dumps(record)):
-        write_json(path, record)
+    there = read_json(path)
+    if there is None or _timeless(there) != _timeless(json.loads(json.dumps(record))):
+        with _told_as_gate_error(path):
+            write_json(path, record)
+
+
+def _timeless(record: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in record.items() if key not in _TIMES}
 
 
 def _has_text(path: Path, text: str) -> bool:
@@ -127,3 +225,11 @@ def _has_text(path: Path, text: str) -> bool:
         return path.read_text(encoding="utf-8") == text
     except (OSError, ValueError):
         return False
+
+
+@contextmanager
+def _told_as_gate_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise GateError(path, err.strerror or str(err)) from err

@@ -9,9 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gpu_bootstate.files import read_json
 from gpu_bootstate.paths import Paths
 
-_POLL_S = 0.1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+
+# `holder_pid` has the lock for a moment when it is free; that is no run to give way to.
+_PASSING_S = 0.2
 
 
 class Busy(Exception):
@@ -23,23 +27,16 @@ class Busy(Exception):
 
 
 @contextmanager
-def acquire(paths: Paths, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock. Raises Busy when it is still taken after ``wait_s`` seconds, OSError when
-    there can be no lock file.
+def acquire(paths: Paths, *, wait_s: float | None = 0.0) -> Iterator[None]:
+    """Hold the lock. Raises Busy when it is still taken after ``wait_s`` seconds (None: as long
+    as it takes), OSError when there can be no lock file.
+
+    Children that are started by exec do not inherit it; a forked one would hold it on.
     """
     paths.run_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    until = None if wait_s is None else time.monotonic() + max(wait_s, _PASSING_S)
+    descriptor = _locked(paths, until)
     try:
-        until = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                # A blocking flock could be ended only by a signal.
-                if time.monotonic() >= until:
-                    raise Busy(_pid_in(descriptor)) from None
-                time.sleep(_POLL_S)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -47,10 +44,37 @@ def acquire(paths: Paths, *, wait_s: float = 0.0) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _locked(paths: Paths, until_s: float | None) -> int:
+    """A descriptor of the file that is at that path now, and the lock on it."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        # Root alone may open it: whoever can read a file can also keep a flock on it.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(paths.lock, flags, 0o600)
+        try:
+            # A blocking flock could be ended only by a signal.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(paths, descriptor):
+                return descriptor
+        except BlockingIOError:
+            if until_s is not None and time.monotonic() >= until_s:
+                pid = _pid_in(descriptor)
+                os.close(descriptor)
+                raise Busy(pid) from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        os.close(descriptor)
+
+
 def holder_pid(paths: Paths) -> int | None:
-    """The process that holds the lock now; None when nobody does; 0 when it is not known who."""
+    """The process that holds the lock now; None when nobody does; 0 when it is not known who.
+
+    Users who may not open the lock learn it from the status file.
+    """
     try:
         descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return _pid_of_status(paths)
     except OSError:
         return None
     try:
@@ -62,7 +86,28 @@ def holder_pid(paths: Paths) -> int | None:
     return None
 
 
+def _is_at(paths: Paths, descriptor: int) -> bool:
+    """False when the run directory was removed and made again while we waited."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), paths.lock.lstat())
+    return False
+
+
 def _pid_in(descriptor: int) -> int:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         return int(os.pread(descriptor, 32, 0).split()[0])
     return 0
+
+
+def _pid_of_status(paths: Paths) -> int | None:
+    status = read_json(paths.status) or {}
+    pid = status.get("pid")
+    if status.get("progress") != "running" or not isinstance(pid, int):
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return pid  # it is there and another user's
+    return pid

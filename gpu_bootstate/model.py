@@ -503,6 +503,9 @@ class Phase(Enum):
     GATE = "gate"
 
 
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One change of one GPU. ``why`` is a clause that completes "because ..."."""
@@ -512,6 +515,11 @@ class Step:
 
     pf: Bdf
     why: str
+
+    @property
+    def action(self) -> str:
+        """The kind of step, for machines: ``set-vgpu-type``."""
+        return _WORD.sub("-", type(self).__name__).lower()
 
     @property
     def summary(self) -> str:

@@ -163,6 +163,7 @@ class Code(Enum):
     PERSISTENCE_NOT_LOWERED = "persistence-not-lowered"
     PERSISTENCE_NOT_RESTORED = "persistence-not-restored"
     RETRIED = "retried"
+    GATE_FAILED = "gate-failed"
     INTERNAL = "internal"
 
 
@@ -678,6 +679,12 @@ REASONS: dict[Code, Reason] = {
         "A transient failure that the vendor documents.",
         "Nothing to do.",
         _CONV,
+    ),
+    Code.GATE_FAILED: Reason(
+        "The gate cannot be kept: {path}: {detail}.",
+        "The file system of the gate's files refuses, or their directory is not ours alone.",
+        "Repair the path, then `systemctl reload gpu-bootstate`.",
+        _FAIL,
     ),
     Code.INTERNAL: Reason(
         "gpu-bootstate itself failed: {detail}.",

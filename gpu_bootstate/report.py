@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import Any
 
 from gpu_bootstate import __version__
@@ -15,6 +16,7 @@ from gpu_bootstate.model import (
     Bdf,
     DesiredState,
     GpuOutcome,
+    GpuPlan,
     ObservedGpu,
     ObservedNode,
     Phase,
@@ -24,18 +26,19 @@ from gpu_bootstate.model import (
     StepOutcome,
     StepStatus,
 )
-from gpu_bootstate.reasons import Condition, Finding
+from gpu_bootstate.reasons import Code, Condition, Finding
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What is known of a run when it begins; times are seconds since the epoch."""
+    """What is known of a run when it begins."""
 
     boot_id: str
     pid: int
-    wall_s: float
+    wall_s: float  # since the epoch
+    now_s: float | None = None  # on Hardware.now(); None: the run begins with its first step
 
 
 def running(start: RunStart) -> dict[str, Any]:
@@ -65,6 +68,7 @@ def finished(
     ``node`` when nothing was observed.
     """
     failed = [gpu for gpu in outcome.gpus if gpu.condition is not Condition.CONVERGED]
+    began_s = outcome.started_s if start.now_s is None else start.now_s
     return {
         **running(start),
         "finished_at": _time(wall_s),
@@ -72,7 +76,7 @@ def finished(
         "condition": outcome.condition.value,
         "exit_code": outcome.condition.exit_code,
         "summary": _summary(outcome, failed),
-        "duration_s": round(outcome.duration_s, 3),
+        "duration_s": round(outcome.started_s + outcome.duration_s - began_s, 3),
         "gate": {
             "open": outcome.gate_open,
             "policy": desired.policy.gate.value if desired else None,
@@ -84,36 +88,30 @@ def finished(
         },
         "phases": _phases(outcome.phase_s),
         "findings": [finding_dict(finding) for finding in outcome.findings],
-        "gpus": [_gpu(gpu, node) for gpu in outcome.gpus],
+        "gpus": [_gpu(gpu, node, began_s) for gpu in outcome.gpus],
         "units_stopped": list(outcome.units_stopped),
         "unclaimed": [str(pf) for pf in outcome.unclaimed],
     }
 
 
 def _summary(outcome: RunOutcome, failed: Sequence[GpuOutcome]) -> str:
-    total = len(outcome.gpus)
     gate = "the gate is open" if outcome.gate_open else "the gate is closed"
-    if outcome.condition is Condition.CONVERGED:
-        changed = any(step.status is StepStatus.DONE for gpu in outcome.gpus for step in gpu.steps)
-        if total == 0:
-            return f"No GPU is configured; nothing to do; {gate}."
-        what = "as configured" if changed else "as configured already; nothing was changed"
-        return f"{_count(total)} {what}; {gate}."
-    if not failed:
+    if failed:
+        good = f"{len(outcome.gpus) - len(failed)} of {_count(len(outcome.gpus), 'GPU')}"
+        others = ", ".join(str(gpu.pf) for gpu in failed)
+        return f"{good} as configured, not so {others}; {gate}."
+    if outcome.condition is not Condition.CONVERGED:
         reasons = [f for f in outcome.findings if f.condition is not Condition.CONVERGED]
-        first = reasons[0].message if reasons else "see the findings."
-        return f"{first} ({gate})"
-    return (
-        f"{total - len(failed)} of {_count(total)} as configured; not so: "
-        f"{', '.join(str(gpu.pf) for gpu in failed)}; {gate}."
-    )
+        first = reasons[0].message if reasons else "The run did not come to its end."
+        return f"{first} {gate.capitalize()}."
+    if not outcome.gpus:
+        return f"No GPU is configured, nothing to do; {gate}."
+    changed = any(step.status is StepStatus.DONE for gpu in outcome.gpus for step in gpu.steps)
+    how = "as configured" if changed else "as configured already, nothing was changed"
+    return f"{_count(len(outcome.gpus), 'GPU')} {how}; {gate}."
 
 
-def _count(number: int) -> str:
-    return f"{number} GPU{'' if number == 1 else 's'}"
-
-
-def _gpu(outcome: GpuOutcome, node: ObservedNode | None) -> dict[str, Any]:
+def _gpu(outcome: GpuOutcome, node: ObservedNode | None, began_s: float) -> dict[str, Any]:
     observed = node.gpu(outcome.pf) if node else None
     facts = observed.facts if observed else None
     good = outcome.condition is Condition.CONVERGED
@@ -132,7 +130,7 @@ def _gpu(outcome: GpuOutcome, node: ObservedNode | None) -> dict[str, Any]:
         "stopped_in": outcome.stopped_in.value if outcome.stopped_in else None,
         "findings": [finding_dict(finding) for finding in outcome.findings],
         "phases": _phases(outcome.phase_s),
-        "steps": [_step_outcome(step) for step in outcome.steps],
+        "steps": [_step_outcome(step, began_s) for step in outcome.steps],
         "actual": gpu_dict(observed) if observed else None,
     }
 
@@ -148,12 +146,12 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _step_outcome(outcome: StepOutcome) -> dict[str, Any]:
+def _step_outcome(outcome: StepOutcome, began_s: float) -> dict[str, Any]:
     return {
         **step_dict(outcome.step),
         "status": outcome.status.value,
         "attempts": outcome.attempts,
-        "started_s": round(outcome.started_s, 3),
+        "started_s": round(outcome.started_s - began_s, 3),
         "duration_s": round(outcome.duration_s, 3),
         "reason": outcome.finding.code.value if outcome.finding else None,
     }
@@ -162,7 +160,7 @@ def _step_outcome(outcome: StepOutcome) -> dict[str, Any]:
 def step_dict(step: Step) -> dict[str, Any]:
     return {
         "phase": step.phase.value,
-        "action": type(step).__name__,
+        "action": step.action,
         "pf": str(step.pf),
         "summary": step.summary,
         "why": step.why,
@@ -259,6 +257,7 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "schema": SCHEMA,
         "changes": not plan.is_empty,
         "condition": plan_condition(plan).value,
+        "refusal": finding_dict(plan.refusal) if plan.refusal else None,
         "gpus": [
             {
                 "pf": str(gpu.pf),
@@ -287,70 +286,108 @@ def plan_condition(plan: Plan) -> Condition:
 
 
 def plan_text(plan: Plan) -> str:
+    """GPUs for which the same is to be done are told together."""
     lines: list[str] = []
     if plan.stop_units:
-        lines.append(
-            f"stopped for the change, started again after it: {', '.join(plan.stop_units)}"
-        )
+        units = ", ".join(plan.stop_units)
+        lines.append(f"stopped for the change, started again after it: {units}")
+    alike: dict[str, list[GpuPlan]] = {}
     for gpu in plan.gpus:
-        if gpu.refusal is not None:
-            lines += [f"{gpu.pf}  {gpu.profile_name}: nothing will be done", *_told(gpu.refusal)]
-        elif not gpu.steps:
-            lines.append(f"{gpu.pf}  {gpu.profile_name}: as configured, nothing to do")
-        else:
-            count = f"{len(gpu.steps)} step{'' if len(gpu.steps) == 1 else 's'}"
-            lines.append(f"{gpu.pf}  {gpu.profile_name}: {count}")
-            lines += _steps(gpu.steps)
-        lines += [f"    note: {note.message}" for note in gpu.notes]
+        alike.setdefault("\n".join(_planned(gpu)), []).append(gpu)
+    for told, gpus in alike.items():
+        count = f"{len(gpus)} GPUs, " if len(gpus) > 1 else ""
+        lines.append(f"{_list([gpu.pf for gpu in gpus])}\n  {count}{told}")
     for finding in plan.missing:
-        lines += _told(finding)
+        lines += [finding.message, *_why_and_to_do(finding)]
     lines += [f"note: {note.message}" for note in plan.notes]
     if plan.unclaimed:
         lines.append(f"not in the configuration, left alone: {_list(plan.unclaimed)}")
-    if not plan.gpus:
+    if not plan.gpus and plan.refusal is not None:
+        lines += _told(plan.refusal)
+    elif not plan.gpus:
         lines.append("No GPU is configured.")
     return "\n".join(lines) + "\n"
 
 
+def _planned(gpu: GpuPlan) -> list[str]:
+    if gpu.refusal is not None:
+        lines = [f"{gpu.profile_name}: nothing will be done", f"    what:   {gpu.refusal.message}"]
+        lines += _why_and_to_do(gpu.refusal)
+    elif not gpu.steps:
+        lines = [f"{gpu.profile_name}: as configured, nothing to do"]
+    else:
+        lines = [f"{gpu.profile_name}: {_count(len(gpu.steps), 'step')}", *_steps(gpu.steps)]
+    return [*lines, *(f"    note: {note.message}" for note in gpu.notes)]
+
+
 def _steps(steps: Sequence[Step]) -> list[str]:
-    """Steps of one kind and one reason in a row are one line: seven instances are not seven."""
+    """Steps of one kind and one reason in a row are one item: seven instances are not seven."""
     lines: list[str] = []
-    index = 0
-    while index < len(steps):
-        step = steps[index]
-        alike = 1
-        while (
-            index + alike < len(steps)
-            and type(steps[index + alike]) is type(step)
-            and steps[index + alike].why == step.why
-        ):
-            alike += 1
-        what = step.summary
-        if alike > 1:
-            what += f" ... {steps[index + alike - 1].summary} ({alike})"
-        lines.append(f"    {step.phase.value:<14} {what}, because {step.why}")
-        index += alike
+    for _, group in groupby(steps, key=lambda step: (type(step), step.why, step.before)):
+        alike = list(group)
+        what, after = alike[0].summary, alike[0].after
+        if len(alike) > 1:
+            what += f" ... {alike[-1].summary} ({len(alike)})"
+            after += f" ... {alike[-1].after}" if alike[-1].after != after else ""
+        lines.append(f"    {alike[0].phase.value:<13}  {what}, because {alike[0].why}")
+        lines.append(f"{'':<19}  only if {alike[0].before}; then {after}")
     return lines
 
 
-def text(report: Mapping[str, Any]) -> str:
+def text(report: Mapping[str, Any], *, color: bool = False) -> str:
     """One screen of a finished or running run, from the data of status.json."""
     if report["progress"] == "running":
         return f"A run is at work since {report['started_at']} (pid {report['pid']}).\n"
-    lines = [f"{str(report['condition']).upper()}: {report['summary']}"]
-    lines.append(f"  finished {report['finished_at']} after {report['duration_s']:.1f} s")
+    condition = _painted(str(report["condition"]).upper(), report["condition"], color=color)
+    took = f"after {report['duration_s']:.1f} s{_spent(report['phases'])}"
+    lines = [f"{condition}: {report['summary']}", f"  finished {report['finished_at']} {took}"]
     for gpu in report["gpus"]:
-        lines.append(f"  {gpu['pf']}  {gpu['condition']:<11} {gpu['profile']:<16} {_now(gpu)}")
-        if gpu["message"]:
-            lines += [f"      what:   {gpu['message']}", f"      why:    {gpu['cause']}"]
-            lines += [f"      did:    {_did(gpu)}", f"      to do:  {gpu['remedy']}"]
+        word = _painted(f"{gpu['condition']:<11}", gpu["condition"], color=color)
+        line = f"  {gpu['pf']}  {word}  {gpu['profile']:<16}  {_now(gpu)}"
+        lines += [line.rstrip(), *_explained(gpu)]
     for finding in report["findings"]:
         lines.append(f"  {finding['message']}")
         if finding["condition"] != Condition.CONVERGED.value:
             lines.append(f"      to do:  {finding['remedy']}")
+    if report["units_stopped"]:
+        units = ", ".join(report["units_stopped"])
+        lines.append(f"  stopped for the time of the change: {units}")
     if report["unclaimed"]:
         lines.append(f"  not in the configuration, left alone: {', '.join(report['unclaimed'])}")
     return "\n".join(lines) + "\n"
+
+
+def _spent(phases: Mapping[str, float]) -> str:
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+    return f" ({told})" if told else ""
+
+
+def _explained(gpu: Mapping[str, Any]) -> list[str]:
+    """What happened, what was done about it, what to do next; and what else was met."""
+    lines, others = [], gpu["findings"]
+    if gpu["message"]:
+        lines += [
+            f"      what:   {gpu['message']}",
+            f"      why:    {gpu['cause']}",
+            f"      did:    {_did(gpu)}",
+            f"      to do:  {gpu['remedy']}",
+        ]
+        others = others[1:]
+    # Repeated attempts are in `did`, and in the data.
+    notes = [f["message"] for f in others if f["reason"] != Code.RETRIED.value]
+    return [*lines, *(f"      note:   {message}" for message in dict.fromkeys(notes))]
+
+
+def _did(gpu: Mapping[str, Any]) -> str:
+    words = []
+    done = [step for step in gpu["steps"] if step["status"] == StepStatus.DONE.value]
+    if done:
+        words.append(f"{_count(len(done), 'step')}, the last: {done[-1]['summary']}")
+    for step in gpu["steps"]:
+        if step["status"] == StepStatus.FAILED.value:
+            tries = "once" if step["attempts"] == 1 else f"{step['attempts']} times"
+            words.append(f"tried {tries}: {step['summary']}")
+    return "; ".join(words) or "nothing was changed on this GPU"
 
 
 def _now(gpu: Mapping[str, Any]) -> str:
@@ -375,20 +412,24 @@ def _on_off(value: bool | None) -> str:  # noqa: FBT001  # it is the thing that 
     return "unknown" if value is None else "on" if value else "off"
 
 
-def _did(gpu: Mapping[str, Any]) -> str:
-    done = [step["summary"] for step in gpu["steps"] if step["status"] == "done"]
-    if not done:
-        return "nothing was changed on this GPU"
-    where = f", then stopped in phase {gpu['stopped_in']}" if gpu["stopped_in"] else ""
-    return f"{len(done)} step{'' if len(done) == 1 else 's'} done, the last: {done[-1]}{where}"
+_GREEN, _YELLOW, _RED = 32, 33, 31
+_COLORS = {
+    Condition.CONVERGED.value: _GREEN,
+    Condition.DEGRADED.value: _YELLOW,
+    Condition.REFUSED.value: _YELLOW,
+}
 
 
-def _told(finding: Finding) -> list[str]:
-    return [
-        f"    what:   {finding.message}",
-        f"    why:    {finding.cause}",
-        f"    to do:  {finding.remedy}",
-    ]
+def _painted(text: str, condition: str, *, color: bool) -> str:
+    return f"\x1b[{_COLORS.get(condition, _RED)}m{text}\x1b[0m" if color else text
+
+
+def _why_and_to_do(finding: Finding) -> list[str]:
+    return [f"    why:    {finding.cause}", f"    to do:  {finding.remedy}"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _list(pfs: Sequence[Bdf]) -> str:

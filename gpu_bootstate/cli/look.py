@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_bootstate.files import read_json
 from gpu_bootstate.hardware.protocol import Hardware
@@ -61,6 +61,11 @@ def look(hw: Hardware, desired: DesiredState, remembered: Mapping[Bdf, str]) -> 
     view = look_anyway(hw, desired, remembered)
     if view.resolution.problems and view.node.driver.problem is None:
         raise ConfigInvalid(view.resolution.problems)
+    if desired.entries:
+        # Without a driver it cannot be told whether the file suits; that comes first.
+        view = replace(
+            view, plan=replace(view.plan, refusal=view.plan.refusal or view.node.driver.problem)
+        )
     return view
 
 

@@ -478,14 +478,14 @@ class SimHardware:
             # The driver uses the caller's own session, so that one is not in the way.
             return self._node.set_mig_mode(gpu, enabled=enabled, ours=False, now=start)
 
-        def instead(effect: str, _: float) -> ActivationStatus:
+        def instead(effect: str, end: float) -> ActivationStatus:
             name, _, argument = effect.partition(":")
             if name == "status":
                 return ActivationStatus[argument.upper().replace("-", "_")]
             if name == "hang":
                 raise self._hang("set_mig_mode", pf, waited_s=self._limits.call_s)
             if name == "kill-after":
-                return act(self.now(), self.now())
+                return act(end, end)
             return ActivationStatus.SUCCESS
 
         return self._change("set_mig_mode", pf, f"enabled={enabled}", act, instead=instead)

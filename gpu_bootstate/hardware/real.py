@@ -1,0 +1,342 @@
+"""The Hardware protocol over a real host: helpers for each GPU, sysfs, vendor tools, systemd."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from gpu_bootstate.hardware import actors, holders, kernel, pci, units
+from gpu_bootstate.hardware.isolation import Worker
+from gpu_bootstate.hardware.protocol import (
+    ActivationStatus,
+    CallLimits,
+    ErrorKind,
+    HardwareError,
+    ToolResult,
+)
+from gpu_bootstate.hardware.runner import Runner
+from gpu_bootstate.model import (
+    Actor,
+    Bdf,
+    DriverInfo,
+    GiProfile,
+    GpuFacts,
+    GpuInstance,
+    Holder,
+    KernelLine,
+    PciFunction,
+    Placement,
+    UnitState,
+    Vf,
+    VgpuType,
+)
+from gpu_bootstate.reasons import Code, Finding
+
+_T = TypeVar("_T")
+
+_EVENT_POLL_S = 0.5  # without uevents, look again after this long
+_FABRIC_CONFIG = "usr/share/nvidia/nvswitch/fabricmanager.cfg"
+
+
+class _Gpu:
+    """What the helper process of one GPU serves: NVML and the blocking part of sysfs."""
+
+    def __init__(self, root: Path, pf: Bdf) -> None:
+        from gpu_bootstate.hardware.nvml import NvmlGpu
+
+        self._nvml = NvmlGpu(pf)
+        self._pci = pci.PciGpu(root, pf)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pci if hasattr(self._pci, name) else self._nvml, name)
+
+
+class _Library:
+    """What one more helper serves: whether NVML works at all."""
+
+    def version_check(self) -> tuple[str | None, ErrorKind | None, str]:
+        from gpu_bootstate.hardware.nvml import version_check
+
+        return version_check()
+
+
+class RealHardware:
+    """Make it, and call `pfs` first, before threads are started: helpers are forked then."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limits: CallLimits,
+        sriov_manage: str,
+        nvidia_smi: str = "nvidia-smi",
+    ) -> None:
+        # Imported before the helpers are forked, so that it is read once and not by each.
+        import pynvml  # noqa: F401
+
+        self._root = root
+        self._limits = limits
+        self._sriov_manage = sriov_manage
+        self._nvidia_smi = nvidia_smi
+        self._runner = Runner()
+        self._woken, self._wake = os.pipe()
+        self._monitor: Any = None
+        self._workers: dict[Bdf, Worker] = {}
+        self._fork_lock = threading.Lock()
+        self._library = Worker(None, _Library)
+        self.pfs()
+
+    # ------------------------------------------------------------------ time
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall_time(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        self._pause(seconds, [])
+
+    def wait_for_event(self, timeout_s: float) -> None:
+        monitor = self._uevents()
+        if monitor is None:
+            self._pause(min(timeout_s, _EVENT_POLL_S), [])
+            return
+        self._pause(timeout_s, [monitor.fileno()])
+        while monitor.poll(timeout=0) is not None:
+            pass  # what changed is read from sysfs; here only that something did
+
+    def _pause(self, seconds: float, also: list[int]) -> None:
+        import select
+
+        select.select([self._woken, *also], [], [], max(0.0, seconds))
+
+    def _uevents(self) -> Any:
+        """The kernel's own uevents; udev's stay silent where the unit has a network of its own."""
+        if self._monitor is None:
+            try:
+                import pyudev
+
+                monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+                monitor.filter_by("pci")
+                monitor.start()
+                self._monitor = monitor
+            except (ImportError, OSError):
+                self._monitor = False
+        return self._monitor or None
+
+    def cancel_waits(self) -> None:
+        os.write(self._wake, b"x")  # never read: every later pause ends at once, too
+        self._runner.cancel()
+
+    # ------------------------------------------------------------------ the node
+
+    def boot_id(self) -> str:
+        path = self._root / "proc/sys/kernel/random/boot_id"
+        try:
+            return path.read_text(encoding="ascii").strip()
+        except OSError as err:
+            raise HardwareError(ErrorKind.IO, "read the boot id", detail=str(err)) from err
+
+    def driver_info(self) -> DriverInfo:
+        module = self._module_version()
+        if module is None:
+            finding = Finding.of(Code.DRIVER_NOT_LOADED, detail="see the kernel log")
+            return DriverInfo(None, None, finding)
+        try:
+            library, kind, text = self._library.call("version_check", timeout_s=self._limits.read_s)
+        except HardwareError as err:
+            return DriverInfo(module, None, Finding.of(Code.NVML_UNAVAILABLE, detail=err.detail))
+        problem = None
+        if kind is ErrorKind.VERSION_MISMATCH:
+            mine = library or self._library_file_version()
+            problem = Finding.of(Code.VERSION_MISMATCH, module=module, library=mine)
+        elif kind is not None:
+            problem = Finding.of(Code.NVML_UNAVAILABLE, detail=text)
+        return DriverInfo(module, library, problem)
+
+    def _module_version(self) -> str | None:
+        for name in ("sys/module/nvidia/version", "proc/driver/nvidia/version"):
+            try:
+                text = (self._root / name).read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            match = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
+            return match[0] if match else text.strip()
+        return None
+
+    def _library_file_version(self) -> str:
+        """From the name of the file behind libnvidia-ml.so.1: NVML itself does not say here."""
+        for name in (
+            "usr/lib/x86_64-linux-gnu",
+            "usr/lib64",
+            "usr/lib",
+            "usr/lib/aarch64-linux-gnu",
+        ):
+            link = self._root / name / "libnvidia-ml.so.1"
+            if link.exists():
+                return Path(os.path.realpath(link)).name.removeprefix("libnvidia-ml.so.")
+        return "another"
+
+    def kernel_log(self) -> tuple[KernelLine, ...]:
+        return kernel.kernel_log(self._root)
+
+    def fabric_mode(self) -> int | None:
+        try:
+            text = (self._root / _FABRIC_CONFIG).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        match = re.search(r"^\s*FABRIC_MODE\s*=\s*(\d+)", text, re.MULTILINE)
+        return int(match[1]) if match else 0  # the product's own default
+
+    def actors(self) -> tuple[Actor, ...]:
+        return actors.find_actors(self._root)
+
+    def unit_state(self, unit: str) -> UnitState:
+        return units.unit_state(self._runner, unit, timeout_s=self._limits.read_s)
+
+    def stop_unit(self, unit: str) -> None:
+        units.queue_job(self._runner, "stop", unit, timeout_s=self._limits.call_s)
+
+    def start_unit(self, unit: str) -> None:
+        units.queue_job(self._runner, "start", unit, timeout_s=self._limits.call_s)
+
+    # ------------------------------------------------------------------ the bus
+
+    def pfs(self) -> tuple[PciFunction, ...]:
+        found = pci.list_pfs(self._root)
+        with self._fork_lock:
+            for pf in found:
+                if pf.bdf not in self._workers:
+                    self._workers[pf.bdf] = Worker(pf.bdf, self._maker(pf.bdf))
+        return found
+
+    def _maker(self, pf: Bdf) -> Callable[[], object]:
+        return lambda: _Gpu(self._root, pf)
+
+    def pf(self, pf: Bdf) -> PciFunction:
+        return pci.read_pf(self._root, pf)
+
+    def vfs(self, pf: Bdf) -> tuple[Vf, ...]:
+        return cast("tuple[Vf, ...]", self._read(pf, "vfs"))
+
+    def creatable_vgpu_types(self, vf: Bdf) -> tuple[int, ...]:
+        pf = self._pf_of(vf)
+        return cast("tuple[int, ...]", self._read(pf, "creatable_vgpu_types", vf))
+
+    def holders(self, pf: Bdf) -> tuple[Holder, ...]:
+        vfs = tuple(vf.bdf for vf in self.vfs(pf))
+        nodes = holders.device_nodes(self._root, pf, vfs)
+        ours = {os.getpid(), self._library.pid, *(w.pid for w in self._workers.values())}
+        # NVML's list of compute processes is not asked: each of them has /dev/nvidia-uvm open, and
+        # asking would put our own session on a GPU that is to be free.
+        return holders.find_holders(self._root, nodes, compute_pids=(), ours=ours)
+
+    def _pf_of(self, vf: Bdf) -> Bdf:
+        link = self._root / "sys/bus/pci/devices" / str(vf) / "physfn"
+        try:
+            return Bdf.parse(Path(os.readlink(link)).name)  # noqa: PTH115
+        except (OSError, ValueError) as err:
+            raise HardwareError(
+                ErrorKind.NOT_FOUND, "find the PF of a VF", target=vf, detail=str(err)
+            ) from err
+
+    # ------------------------------------------------------------------ through the helpers
+
+    def _worker(self, pf: Bdf, operation: str) -> Worker:
+        worker = self._workers.get(pf)
+        if worker is None:
+            raise HardwareError(ErrorKind.NOT_FOUND, operation, target=pf)
+        return worker
+
+    def _read(self, pf: Bdf, method: str, *arguments: Any) -> Any:
+        worker = self._worker(pf, method)
+        return worker.call(method, *arguments, timeout_s=self._limits.read_s)
+
+    def _change(self, pf: Bdf, method: str, *arguments: Any, **named: Any) -> Any:
+        worker = self._worker(pf, method)
+        return worker.call(method, *arguments, timeout_s=self._limits.call_s, **named)
+
+    def facts(self, pf: Bdf) -> GpuFacts:
+        return cast("GpuFacts", self._read(pf, "facts"))
+
+    def gi_profiles(self, pf: Bdf) -> tuple[GiProfile, ...]:
+        return cast("tuple[GiProfile, ...]", self._read(pf, "gi_profiles"))
+
+    def gpu_instances(self, pf: Bdf) -> tuple[GpuInstance, ...]:
+        return cast("tuple[GpuInstance, ...]", self._read(pf, "gpu_instances"))
+
+    def vgpu_types(self, pf: Bdf) -> tuple[VgpuType, ...]:
+        return cast("tuple[VgpuType, ...]", self._read(pf, "vgpu_types"))
+
+    # ------------------------------------------------------------------ changes
+
+    def close_session(self, pf: Bdf) -> None:
+        self._change(pf, "close_session")
+        node = holders.device_nodes(self._root, pf, ()).gpu
+        if node is None:
+            return
+        # NVML may attach more GPUs than it was asked for: whichever helper has this one open
+        # lets go of it too. One that is in a call of its own is waited for.
+        for worker in self._workers.values():
+            if worker is not self._workers[pf] and _has_open(worker.pid, node):
+                worker.call("close_session", timeout_s=self._limits.call_s)
+
+    def set_persistence(self, pf: Bdf, *, enabled: bool) -> None:
+        self._change(pf, "set_persistence", enabled=enabled)
+
+    def set_mig_mode(self, pf: Bdf, *, enabled: bool) -> ActivationStatus:
+        return cast("ActivationStatus", self._change(pf, "set_mig_mode", enabled=enabled))
+
+    def reset_gpu(self, pf: Bdf, *, timeout_s: float) -> ToolResult:
+        address = f"{pf.domain:08x}:{str(pf).split(':', 1)[1]}"
+        command = [self._nvidia_smi, "--gpu-reset", "-i", address]
+        return self._runner.run(command, timeout_s=timeout_s)
+
+    def sriov_manage(self, pf: Bdf, *, enable: bool, timeout_s: float) -> ToolResult:
+        command = [self._sriov_manage, "-e" if enable else "-d", str(pf)]
+        return self._runner.run(command, timeout_s=timeout_s)
+
+    def bind_driver(self, pf: Bdf) -> None:
+        self._change(pf, "bind_driver")
+
+    def release_unbind_lock(self, pf: Bdf) -> None:
+        self._change(pf, "release_unbind_lock")
+
+    def create_gpu_instance(self, pf: Bdf, gi_profile_id: int, placement: Placement) -> int:
+        return int(self._change(pf, "create_gpu_instance", gi_profile_id, placement))
+
+    def destroy_gpu_instance(self, pf: Bdf, gi_id: int) -> None:
+        self._change(pf, "destroy_gpu_instance", gi_id)
+
+    def create_compute_instance(self, pf: Bdf, gi_id: int) -> None:
+        self._change(pf, "create_compute_instance", gi_id)
+
+    def set_mixed_size(self, pf: Bdf, *, enabled: bool, gi_id: int | None) -> None:
+        self._change(pf, "set_mixed_size", enabled=enabled, gi_id=gi_id)
+
+    def set_vgpu_type(self, vf: Bdf, vgpu_type_id: int, *, mdev_uuid: str | None) -> None:
+        self._change(self._pf_of(vf), "set_vgpu_type", vf, vgpu_type_id, mdev_uuid)
+
+    def close(self) -> None:
+        for worker in (self._library, *self._workers.values()):
+            worker.close()
+        self._workers.clear()
+        os.close(self._woken)
+        os.close(self._wake)
+
+
+def _has_open(pid: int, path: str) -> bool:
+    directory = f"/proc/{pid}/fd"
+    try:
+        return any(
+            os.readlink(f"{directory}/{name}") == path  # noqa: PTH115
+            for name in os.listdir(directory)  # noqa: PTH208
+        )
+    except OSError:
+        return False
