@@ -277,6 +277,8 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
 
 def plan_condition(plan: Plan) -> Condition:
     """CONVERGED when every GPU is right or can be made so, as far as can be seen from here."""
+    if plan.refusal is not None:
+        return plan.refusal.condition
     parts = [gpu.refusal.condition if gpu.refusal else Condition.CONVERGED for gpu in plan.gpus]
     parts += [finding.condition for finding in plan.missing]
     return Condition.of_all(parts, changed=False)
@@ -303,7 +305,7 @@ def plan_text(plan: Plan) -> str:
     if plan.unclaimed:
         lines.append(f"not in the configuration, left alone: {_list(plan.unclaimed)}")
     if not plan.gpus and plan.refusal is not None:
-        lines += _told(plan.refusal)
+        lines += [plan.refusal.message, *_why_and_to_do(plan.refusal)]
     elif not plan.gpus:
         lines.append("No GPU is configured.")
     return "\n".join(lines) + "\n"

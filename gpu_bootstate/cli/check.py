@@ -106,11 +106,11 @@ def _accepted(desired: DesiredState, view: View | None, form: str) -> int:
         show({"ok": True, "condition": "converged", "gpus": None}, form, lambda _: text)
         return Condition.CONVERGED.exit_code
     findings = list(_findings(view))
-    # In use, held, lost: that is the node's state of the moment and no fault of the file.
-    absent = [f for f in findings if f.condition is Condition.UNAVAILABLE]
-    condition = Condition.UNAVAILABLE if absent else Condition.CONVERGED
+    # In use or held: that is the node's state of the moment and no fault of the file.
+    bad = {f.condition for f in findings} - {Condition.CONVERGED, Condition.REFUSED}
+    condition = Condition.of_all(bad, changed=False)
     data = {
-        "ok": not absent,
+        "ok": not bad,
         "condition": condition.value,
         "gpus": [_gpu(view, target) for target in view.resolution.targets],
         "findings": [report.finding_dict(finding) for finding in findings],

@@ -149,7 +149,10 @@ def _now(node: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
     for pf, gpu in node["gpus"].items():
         lines.append(f"  {pf}  {gpu['name'] or '(not in NVML)'}: {report.state_text(gpu)}")
         mine = planned.get(pf)
-        if mine is None:
+        if mine is None and gpu["findings"]:
+            lines.append(f"      what:   {gpu['findings'][0]['message']}")
+            lines.append(f"      to do:  {gpu['findings'][0]['remedy']}")
+        elif mine is None:
             host = "" if gpu["vgpu_host"] else "; no vGPU host driver runs this GPU"
             lines.append(f"      not in the configuration{host}")
         elif mine["refusal"] is not None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from gpu_bootstate.model import Bdf, Holder, HolderKind
 
-_UVM = "/dev/nvidia-uvm"
 _GUEST = re.compile(r"(?:^|,)guest=([^,]+)|^([^,=]+)")
 
 
@@ -69,18 +68,27 @@ def _instances(root: Path, minor: int) -> dict[str, int]:
 
 
 def find_holders(
-    root: Path, nodes: Nodes, *, compute_pids: Collection[int], ours: Collection[int]
+    root: Path,
+    nodes: Nodes,
+    *,
+    compute_pids: Callable[[], Collection[int]],
+    ours: Collection[int],
 ) -> tuple[Holder, ...]:
-    """By pid. ``ours`` are this process and its helpers; their sessions are our own business.
+    """By pid. ``compute_pids`` is asked only when somebody has the GPU open; ``ours`` are this
+    process and its helpers, whose sessions are our own business.
 
     Descriptors of other users' processes are seen only with CAP_SYS_PTRACE.
     """
+    known: Collection[int] | None = None
     found = []
     for pid, opened in _open_files(root):
-        if pid not in ours:
-            holder = _holder(root, pid, opened, nodes, compute_pids)
-            if holder is not None:
-                found.append(holder)
+        if pid in ours:
+            continue
+        if known is None and nodes.gpu in opened:
+            known = compute_pids()
+        holder = _holder(root, pid, opened, nodes, known or ())
+        if holder is not None:
+            found.append(holder)
     return tuple(sorted(found, key=lambda holder: holder.pid))
 
 
@@ -112,10 +120,9 @@ def _holder(
             kind, device, gi_id = HolderKind.INSTANCE, path, nodes.instances[path]
         elif path == nodes.gpu and kind is None:
             kind, device = HolderKind.CLIENT, path
-    if kind is HolderKind.CLIENT and (_UVM in opened or pid in compute_pids):
+    # An open /dev/nvidia-uvm tells nothing: every NVML session has it (measured, 580.159.04).
+    if kind is HolderKind.CLIENT and pid in compute_pids:
         kind = HolderKind.COMPUTE
-    if kind is None and pid in compute_pids:
-        kind, device = HolderKind.COMPUTE, "NVML's list of compute processes"
     if kind is None:
         return None
     arguments = _arguments(root, pid)

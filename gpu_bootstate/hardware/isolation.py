@@ -72,8 +72,8 @@ class Worker:
         return value
 
     @property
-    def is_busy(self) -> bool:
-        return self._lock.locked()
+    def is_hung(self) -> bool:
+        return self._hung is not None
 
     def close(self) -> None:
         """End the child. One that hangs is killed and not waited for."""

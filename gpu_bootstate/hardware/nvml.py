@@ -1,8 +1,8 @@
 """NVML for one GPU, through `pynvml`. Runs in that GPU's own helper process, single-threaded.
 
-An NVML session is a client of the GPU, so it is opened at the first call and shut down on request;
-handles die with it. Initialising without attaching (NVML_INIT_FLAG_NO_ATTACH) and asking for the
-handle by PCI address keeps the session off all other GPUs.
+An NVML session is a client, so it is opened at the first call and shut down on request; handles
+die with it. Measured on 580.159.04: nvmlInit opens every GPU's device node, /dev/nvidia-uvm too,
+and nvmlShutdown closes them all; with NVML_INIT_FLAG_NO_ATTACH no GPU can be found.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def version_check() -> tuple[str | None, ErrorKind | None, str]:
     text. Leaves no session behind.
     """
     try:
-        _init()
+        pynvml.nvmlInit()
     except pynvml.NVMLError as err:
         return None, _kind(err), str(err)
     try:
@@ -103,7 +103,7 @@ class NvmlGpu:
     def _device(self) -> Any:
         if not self._open:
             with self._explained("start NVML"):
-                _init()
+                pynvml.nvmlInit()
             self._open = True
         if self._handle is None:
             # NVML writes PCI domains with eight digits.
@@ -193,10 +193,15 @@ class NvmlGpu:
     def compute_pids(self) -> tuple[int, ...]:
         """Processes with a CUDA context; NVML does not list other clients."""
         gpu = self._device()
-        listed = self._optional(
-            "list compute processes", pynvml.nvmlDeviceGetComputeRunningProcesses, gpu
-        )
-        return tuple(process.pid for process in listed or ())
+        found = set()
+        for call in (
+            pynvml.nvmlDeviceGetComputeRunningProcesses,
+            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+            pynvml.nvmlDeviceGetMPSComputeRunningProcesses,
+        ):
+            listed = self._optional("list compute processes", call, gpu)
+            found |= {int(process.pid) for process in listed or ()}
+        return tuple(sorted(found))
 
     def gi_profiles(self) -> tuple[GiProfile, ...]:
         if self._profiles is None:
@@ -403,16 +408,6 @@ class NvmlGpu:
             )
             computes += handles[: count.value]
         return computes
-
-
-def _init() -> None:
-    """Without attaching to any GPU; a driver that does not know the flag gets the plain call."""
-    try:
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
-    except pynvml.NVMLError as err:
-        if _kind(err) not in _ABSENT:
-            raise
-        pynvml.nvmlInit()
 
 
 def _kind(err: Any) -> ErrorKind:

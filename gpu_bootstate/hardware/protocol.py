@@ -9,8 +9,9 @@ Rules for every implementation:
   or by the ``timeout_s`` argument. A call that does not come back raises HardwareError with
   ErrorKind.HUNG; after that, every further call for that PF raises the same at once.
 * Calls for different PFs may be made from different threads at the same time.
-* Reads change nothing, but a read through NVML opens an NVML session on that GPU, and an NVML
-  session is a client of the GPU: call ``close_session`` before anything that needs the GPU alone.
+* An NVML session of our own is a client of the GPU (of every GPU: nvmlInit attaches them all,
+  measured on 580.159.04). ``sriov_manage``, ``reset_gpu`` and ``bind_driver`` end all our sessions
+  first and let none open while they run; handles die with them, and callers hold none.
 * A write that returns has been accepted, which proves nothing. The caller reads back.
 """
 
@@ -189,9 +190,6 @@ class Hardware(Protocol):
         """All types that the driver supports on the GPU (static); empty off a vGPU host."""
 
     # ------------------------------------------------------------------ changes
-    def close_session(self, pf: Bdf) -> None:
-        """Shut our own NVML session on this GPU down. The next NVML call opens a new one."""
-
     def set_persistence(self, pf: Bdf, *, enabled: bool) -> None: ...
 
     def set_mig_mode(self, pf: Bdf, *, enabled: bool) -> ActivationStatus: ...

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -65,6 +67,40 @@ class _Library:
         return version_check()
 
 
+class _Sessions:
+    """Many may have NVML sessions, or one may have the GPUs without any."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._users = 0
+        self._alone = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._alone = True  # from here on nobody new comes in
+            self._changed.wait_for(lambda: self._users == 0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+
 class RealHardware:
     """Make it, and call `pfs` first, before threads are started: helpers are forked then."""
 
@@ -88,6 +124,7 @@ class RealHardware:
         self._monitor: Any = None
         self._workers: dict[Bdf, Worker] = {}
         self._fork_lock = threading.Lock()
+        self._sessions = _Sessions()
         self._library = Worker(None, _Library)
         self.pfs()
 
@@ -232,10 +269,17 @@ class RealHardware:
     def holders(self, pf: Bdf) -> tuple[Holder, ...]:
         vfs = tuple(vf.bdf for vf in self.vfs(pf))
         nodes = holders.device_nodes(self._root, pf, vfs)
-        ours = {os.getpid(), self._library.pid, *(w.pid for w in self._workers.values())}
-        # NVML's list of compute processes is not asked: each of them has /dev/nvidia-uvm open, and
-        # asking would put our own session on a GPU that is to be free.
-        return holders.find_holders(self._root, nodes, compute_pids=(), ours=ours)
+        # A helper that hangs keeps its session, and with it the GPU: it is named like a stranger.
+        helpers = (self._library, *self._workers.values())
+        ours = {os.getpid(), *(worker.pid for worker in helpers if not worker.is_hung)}
+
+        def compute_pids() -> tuple[int, ...]:
+            try:
+                return cast("tuple[int, ...]", self._nvml(pf, "compute_pids"))
+            except HardwareError:
+                return ()  # who has it open is known all the same, and that is enough to refuse
+
+        return holders.find_holders(self._root, nodes, compute_pids=compute_pids, ours=ours)
 
     def _pf_of(self, vf: Bdf) -> Bdf:
         link = self._root / "sys/bus/pci/devices" / str(vf) / "physfn"
@@ -247,6 +291,23 @@ class RealHardware:
             ) from err
 
     # ------------------------------------------------------------------ through the helpers
+
+    def _nvml(self, pf: Bdf, method: str, *arguments: Any) -> Any:
+        with self._sessions.shared():
+            return self._read(pf, method, *arguments)
+
+    def _nvml_change(self, pf: Bdf, method: str, *arguments: Any, **named: Any) -> Any:
+        with self._sessions.shared():
+            return self._change(pf, method, *arguments, **named)
+
+    @contextmanager
+    def _without_sessions(self) -> Iterator[None]:
+        """No NVML session of ours exists in here, and none opens: each has every GPU open."""
+        with self._sessions.alone():
+            for worker in self._workers.values():
+                with contextlib.suppress(HardwareError):  # one that hangs has been killed
+                    worker.call("close_session", timeout_s=self._limits.call_s)
+            yield
 
     def _worker(self, pf: Bdf, operation: str) -> Worker:
         worker = self._workers.get(pf)
@@ -263,62 +324,54 @@ class RealHardware:
         return worker.call(method, *arguments, timeout_s=self._limits.call_s, **named)
 
     def facts(self, pf: Bdf) -> GpuFacts:
-        return cast("GpuFacts", self._read(pf, "facts"))
+        return cast("GpuFacts", self._nvml(pf, "facts"))
 
     def gi_profiles(self, pf: Bdf) -> tuple[GiProfile, ...]:
-        return cast("tuple[GiProfile, ...]", self._read(pf, "gi_profiles"))
+        return cast("tuple[GiProfile, ...]", self._nvml(pf, "gi_profiles"))
 
     def gpu_instances(self, pf: Bdf) -> tuple[GpuInstance, ...]:
-        return cast("tuple[GpuInstance, ...]", self._read(pf, "gpu_instances"))
+        return cast("tuple[GpuInstance, ...]", self._nvml(pf, "gpu_instances"))
 
     def vgpu_types(self, pf: Bdf) -> tuple[VgpuType, ...]:
-        return cast("tuple[VgpuType, ...]", self._read(pf, "vgpu_types"))
+        return cast("tuple[VgpuType, ...]", self._nvml(pf, "vgpu_types"))
 
     # ------------------------------------------------------------------ changes
 
-    def close_session(self, pf: Bdf) -> None:
-        self._change(pf, "close_session")
-        node = holders.device_nodes(self._root, pf, ()).gpu
-        if node is None:
-            return
-        # NVML may attach more GPUs than it was asked for: whichever helper has this one open
-        # lets go of it too. One that is in a call of its own is waited for.
-        for worker in self._workers.values():
-            if worker is not self._workers[pf] and _has_open(worker.pid, node):
-                worker.call("close_session", timeout_s=self._limits.call_s)
-
     def set_persistence(self, pf: Bdf, *, enabled: bool) -> None:
-        self._change(pf, "set_persistence", enabled=enabled)
+        self._nvml_change(pf, "set_persistence", enabled=enabled)
 
     def set_mig_mode(self, pf: Bdf, *, enabled: bool) -> ActivationStatus:
-        return cast("ActivationStatus", self._change(pf, "set_mig_mode", enabled=enabled))
+        return cast("ActivationStatus", self._nvml_change(pf, "set_mig_mode", enabled=enabled))
 
     def reset_gpu(self, pf: Bdf, *, timeout_s: float) -> ToolResult:
         address = f"{pf.domain:08x}:{str(pf).split(':', 1)[1]}"
         command = [self._nvidia_smi, "--gpu-reset", "-i", address]
-        return self._runner.run(command, timeout_s=timeout_s)
+        with self._without_sessions():
+            return self._runner.run(command, timeout_s=timeout_s)
 
     def sriov_manage(self, pf: Bdf, *, enable: bool, timeout_s: float) -> ToolResult:
         command = [self._sriov_manage, "-e" if enable else "-d", str(pf)]
-        return self._runner.run(command, timeout_s=timeout_s)
+        with self._without_sessions():
+            return self._runner.run(command, timeout_s=timeout_s)
 
     def bind_driver(self, pf: Bdf) -> None:
-        self._change(pf, "bind_driver")
+        with self._without_sessions():
+            self._change(pf, "bind_driver")
 
     def release_unbind_lock(self, pf: Bdf) -> None:
         self._change(pf, "release_unbind_lock")
 
     def create_gpu_instance(self, pf: Bdf, gi_profile_id: int, placement: Placement) -> int:
-        return int(self._change(pf, "create_gpu_instance", gi_profile_id, placement))
+        return int(self._nvml_change(pf, "create_gpu_instance", gi_profile_id, placement))
 
     def destroy_gpu_instance(self, pf: Bdf, gi_id: int) -> None:
-        self._change(pf, "destroy_gpu_instance", gi_id)
+        self._nvml_change(pf, "destroy_gpu_instance", gi_id)
 
     def create_compute_instance(self, pf: Bdf, gi_id: int) -> None:
-        self._change(pf, "create_compute_instance", gi_id)
+        self._nvml_change(pf, "create_compute_instance", gi_id)
 
     def set_mixed_size(self, pf: Bdf, *, enabled: bool, gi_id: int | None) -> None:
-        self._change(pf, "set_mixed_size", enabled=enabled, gi_id=gi_id)
+        self._nvml_change(pf, "set_mixed_size", enabled=enabled, gi_id=gi_id)
 
     def set_vgpu_type(self, vf: Bdf, vgpu_type_id: int, *, mdev_uuid: str | None) -> None:
         self._change(self._pf_of(vf), "set_vgpu_type", vf, vgpu_type_id, mdev_uuid)
@@ -329,14 +382,3 @@ class RealHardware:
         self._workers.clear()
         os.close(self._woken)
         os.close(self._wake)
-
-
-def _has_open(pid: int, path: str) -> bool:
-    directory = f"/proc/{pid}/fd"
-    try:
-        return any(
-            os.readlink(f"{directory}/{name}") == path  # noqa: PTH115
-            for name in os.listdir(directory)  # noqa: PTH208
-        )
-    except OSError:
-        return False

@@ -98,7 +98,6 @@ class SimHardware:
         self._limits = limits or CallLimits()
         self._lock = threading.RLock()
         self._clock = Clock(node.state.clock_s, node.state.pace)
-        self._sessions: set[str] = set()
         self._hung: set[str] = set()
         self._dead = False
         self._cancelled = False
@@ -405,7 +404,6 @@ class SimHardware:
     def _nvml(self, verb: str, pf: Bdf, what: Callable[[GpuState, float], _T]) -> _T:
         def read(now: float) -> _T:
             gpu = self._node.in_nvml(pf, verb.replace("_", " "), now)
-            self._sessions.add(gpu.bdf)
             return what(gpu, now)
 
         return self._read(verb, pf, read)
@@ -459,14 +457,9 @@ class SimHardware:
 
     # ------------------------------------------------------------------ changes
 
-    def close_session(self, pf: Bdf) -> None:
-        with self._lock:
-            self._sessions.discard(str(pf))
-
     def set_persistence(self, pf: Bdf, *, enabled: bool) -> None:
         def act(_: float, end: float) -> None:
             gpu = self._node.in_nvml(pf, "set persistence", end)
-            self._sessions.add(gpu.bdf)
             gpu.persistence = enabled
 
         self._change("set_persistence", pf, f"enabled={enabled}", act, instead=_nothing)
@@ -474,9 +467,7 @@ class SimHardware:
     def set_mig_mode(self, pf: Bdf, *, enabled: bool) -> ActivationStatus:
         def act(start: float, end: float) -> ActivationStatus:
             gpu = self._node.in_nvml(pf, "set MIG mode", end)
-            self._sessions.add(gpu.bdf)
-            # The driver uses the caller's own session, so that one is not in the way.
-            return self._node.set_mig_mode(gpu, enabled=enabled, ours=False, now=start)
+            return self._node.set_mig_mode(gpu, enabled=enabled, now=start)
 
         def instead(effect: str, end: float) -> ActivationStatus:
             name, _, argument = effect.partition(":")
@@ -493,7 +484,7 @@ class SimHardware:
     def reset_gpu(self, pf: Bdf, *, timeout_s: float) -> ToolResult:
         def act(start: float, _: float) -> ToolResult:
             gpu = self._node.gpu(pf, "reset")
-            return self._node.reset(gpu, ours=gpu.bdf in self._sessions, now=start)
+            return self._node.reset(gpu, now=start)
 
         def instead(effect: str, end: float) -> ToolResult:
             if effect == "kill-after":
@@ -507,8 +498,7 @@ class SimHardware:
 
         def act(start: float, end: float) -> ToolResult:
             gpu = self._node.gpu(pf, "sriov-manage")
-            ours = gpu.bdf in self._sessions
-            return self._node.sriov_manage(gpu, enable=enable, ours=ours, start=start, end=end)
+            return self._node.sriov_manage(gpu, enable=enable, start=start, end=end)
 
         def instead(effect: str, end: float) -> ToolResult:
             name, _, argument = effect.partition(":")
@@ -571,7 +561,6 @@ class SimHardware:
     def create_gpu_instance(self, pf: Bdf, gi_profile_id: int, placement: Placement) -> int:
         def act(_: float, end: float) -> int:
             gpu = self._node.in_nvml(pf, "create a GPU instance", end)
-            self._sessions.add(gpu.bdf)
             return self._node.create_instance(gpu, gi_profile_id, placement)
 
         text = f"{gi_profile_id} at {placement}"
@@ -580,7 +569,6 @@ class SimHardware:
     def destroy_gpu_instance(self, pf: Bdf, gi_id: int) -> None:
         def act(start: float, end: float) -> None:
             gpu = self._node.in_nvml(pf, "destroy a GPU instance", end)
-            self._sessions.add(gpu.bdf)
             self._node.destroy_instance(gpu, gi_id, start)
 
         self._change("destroy_gpu_instance", pf, str(gi_id), act, instead=_nothing)
@@ -588,7 +576,6 @@ class SimHardware:
     def create_compute_instance(self, pf: Bdf, gi_id: int) -> None:
         def act(_: float, end: float) -> None:
             gpu = self._node.in_nvml(pf, "create a compute instance", end)
-            self._sessions.add(gpu.bdf)
             gi = self._node.instance(gpu, gi_id, "create a compute instance")
             if gi.compute_instances:
                 raise HardwareError(
@@ -601,7 +588,6 @@ class SimHardware:
     def set_mixed_size(self, pf: Bdf, *, enabled: bool, gi_id: int | None) -> None:
         def act(_: float, end: float) -> None:
             gpu = self._node.in_nvml(pf, "set mixed-size mode", end)
-            self._sessions.add(gpu.bdf)
             self._node.set_mixed_size(gpu, enabled=enabled, gi_id=gi_id)
 
         text = f"enabled={enabled} gi={gi_id}"
@@ -629,7 +615,6 @@ class SimHardware:
 
     def close(self) -> None:
         with self._lock:
-            self._sessions.clear()
             if self._store is not None and not self._dead:
                 self._node = self._store.read()
                 state = self._node.state

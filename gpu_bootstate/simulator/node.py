@@ -184,10 +184,8 @@ class SimNode:
 
     # ------------------------------------------------------------------ MIG mode and reset
 
-    def set_mig_mode(
-        self, gpu: GpuState, *, enabled: bool, ours: bool, now: float
-    ) -> ActivationStatus:
-        """HI 5.1, 5.2. ``ours``: another of our own sessions is open; this call's own is not."""
+    def set_mig_mode(self, gpu: GpuState, *, enabled: bool, now: float) -> ActivationStatus:
+        """HI 5.1, 5.2. The caller's own session is not in the way."""
         model, what = self.board_of(gpu), "setting MIG mode"
         pf = Bdf.parse(gpu.bdf)
         if not model.mig:
@@ -198,7 +196,7 @@ class SimNode:
         if gpu.instances:
             detail = "GPU instances exist"
             raise HardwareError(ErrorKind.IN_USE, what, target=pf, detail=detail)
-        held = ours or self._is_held(gpu, now)
+        held = self._is_held(gpu, now)
         if model.resetless_mig:
             if held and gpu.mig_current != enabled:
                 return ActivationStatus.IN_USE
@@ -210,7 +208,7 @@ class SimNode:
         gpu.mig_current = enabled
         return ActivationStatus.SUCCESS
 
-    def reset(self, gpu: GpuState, *, ours: bool, now: float) -> ToolResult:
+    def reset(self, gpu: GpuState, *, now: float) -> ToolResult:
         """HI 5.2-5.5: commits a pending mode, wipes everything volatile."""
         command = ("nvidia-smi", "--gpu-reset", "-i", gpu.bdf)
         refused = (
@@ -218,7 +216,7 @@ class SimNode:
         )
         if gpu.driver != PF_DRIVER:
             return ToolResult(command, 6, "", f"No devices were found for {gpu.bdf}\n")
-        if ours or gpu.vfs or self._is_held(gpu, now):
+        if gpu.vfs or self._is_held(gpu, now):
             return ToolResult(command, 255, refused, "")
         ampere = not self.board_of(gpu).resetless_mig
         if ampere and self.state.nvswitch and not self.is_active(FABRIC_MANAGER, now):
@@ -236,9 +234,7 @@ class SimNode:
 
     # ------------------------------------------------------------------ sriov-manage
 
-    def sriov_manage(
-        self, gpu: GpuState, *, enable: bool, ours: bool, start: float, end: float
-    ) -> ToolResult:
+    def sriov_manage(self, gpu: GpuState, *, enable: bool, start: float, end: float) -> ToolResult:
         """HI 1.2-1.6, SF 9."""
         model = self.board_of(gpu)
         command = ("sriov-manage", "-e" if enable else "-d", gpu.bdf)
@@ -248,7 +244,7 @@ class SimNode:
             return ToolResult(command, 1, "", f"{gpu.bdf} does not support SR-IOV\n")
         if bool(gpu.vfs) == enable:
             return ToolResult(command, 0, "", "")  # HI 1.6: a no-op
-        if ours or self._is_held(gpu, start):
+        if self._is_held(gpu, start):
             return ToolResult(command, 1, "", f"Cannot obtain unbindLock for {gpu.bdf}\n")
         self._capture_driverless(gpu, model.device_id)
         if self._overlaps(gpu, model.device_id, start, end):

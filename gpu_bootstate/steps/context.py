@@ -132,7 +132,6 @@ class StepContext:
     def bind_back(self, pf: Bdf) -> None:
         """Off pci-pf-stub or out of nowhere, back to nvidia and into NVML's sight."""
         was = self.hw.pf(pf).driver or "no driver"
-        self.hw.close_session(pf)
         try:
             self.hw.bind_driver(pf)
         except HardwareError as err:

@@ -63,7 +63,6 @@ def reset_gpu(ctx: StepContext, step: ResetGpu) -> StepStatus:
 
     def attempt() -> StepStatus:
         ctx.alone(pf, step.summary)
-        ctx.hw.close_session(pf)
         result = ctx.hw.reset_gpu(pf, timeout_s=ctx.deadline.remaining(ctx.policy.reset_s))
         _judge_reset(ctx, pf, result)
         ctx.until_nvml_sees(pf)

@@ -94,7 +94,6 @@ def _sriov_manage(ctx: StepContext, pf: Bdf, *, enable: bool) -> ToolResult:
     _no_driverless_sibling(ctx, pf)
     ctx.no_tool_running(pf, what)
     ctx.alone(pf, what)
-    ctx.hw.close_session(pf)
     limit = ctx.deadline.remaining(ctx.policy.tool_s)
     try:
         result = ctx.hw.sriov_manage(pf, enable=enable, timeout_s=limit)
