@@ -172,7 +172,8 @@ class _Run:
             ]
             if not held or self.hw.now() >= self.deadline.at_s:
                 break
-            self.listener.waiting(held[0].message, self.hw.now() + pause)
+            held_by = held[0].fact("holder")
+            self.listener.waiting(f"{held_by} to let go of the GPU", self.hw.now() + pause)
             self.hw.sleep(self.deadline.remaining(pause))
             pause = min(2 * pause, self.policy.backoff_max_s)
             plan = self.replan()

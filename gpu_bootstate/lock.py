@@ -33,7 +33,6 @@ def acquire(paths: Paths, *, wait_s: float | None = 0.0) -> Iterator[None]:
 
     Children that are started by exec do not inherit it; a forked one would hold it on.
     """
-    paths.run_dir.mkdir(parents=True, exist_ok=True)
     until = None if wait_s is None else time.monotonic() + max(wait_s, _PASSING_S)
     descriptor = _locked(paths, until)
     try:
@@ -45,25 +44,25 @@ def acquire(paths: Paths, *, wait_s: float | None = 0.0) -> Iterator[None]:
 
 
 def _locked(paths: Paths, until_s: float | None) -> int:
-    """A descriptor of the file that is at that path now, and the lock on it."""
     pause = _FIRST_PAUSE_S
     while True:
-        # Root alone may open it: whoever can read a file can also keep a flock on it.
+        # Made and opened for each attempt: the run directory may have been removed meanwhile.
+        paths.run_dir.mkdir(parents=True, exist_ok=True)
+        # By root alone: whoever can read a file can also keep a flock on it.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(paths.lock, flags, 0o600)
         try:
             # A blocking flock could be ended only by a signal.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(paths, descriptor):
-                return descriptor
         except BlockingIOError:
-            if until_s is not None and time.monotonic() >= until_s:
-                pid = _pid_in(descriptor)
-                os.close(descriptor)
-                raise Busy(pid) from None
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        os.close(descriptor)
+            pid = _pid_in(descriptor)
+            os.close(descriptor)
+        else:
+            return descriptor
+        if until_s is not None and time.monotonic() >= until_s:
+            raise Busy(pid)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def holder_pid(paths: Paths) -> int | None:
@@ -84,13 +83,6 @@ def holder_pid(paths: Paths) -> int | None:
     finally:
         os.close(descriptor)
     return None
-
-
-def _is_at(paths: Paths, descriptor: int) -> bool:
-    """False when the run directory was removed and made again while we waited."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), paths.lock.lstat())
-    return False
 
 
 def _pid_in(descriptor: int) -> int:

@@ -32,7 +32,7 @@ def wait_until_ready(
         if missing.code is Code.VERSION_MISMATCH or hw.now() >= until:
             return missing
         deadline.check("the driver and the vGPU manager")
-        listener.waiting(missing.message, min(until, deadline.at_s))
+        listener.waiting(_awaited(missing), min(until, deadline.at_s))
         hw.wait_for_event(min(_POLL_S, deadline.remaining(_POLL_S)))
 
 
@@ -46,8 +46,14 @@ def wait_for_unit(
         if state.is_active or hw.now() >= until:
             return state
         deadline.check(unit)
-        listener.waiting(f"{unit} is {state.active_state}", min(until, deadline.at_s))
+        listener.waiting(f"{unit} ({state.active_state})", min(until, deadline.at_s))
         hw.sleep(min(_POLL_S, deadline.remaining(_POLL_S)))
+
+
+def _awaited(missing: Finding) -> str:
+    """The same words as long as it is the same thing, so that it is not told over and over."""
+    unit = missing.fact("unit")
+    return f"{unit} to be up" if unit else f"the driver ({missing.message})"
 
 
 def _missing(hw: Hardware, *, waited_s: float) -> Finding | None:

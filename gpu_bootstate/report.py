@@ -103,7 +103,7 @@ def _summary(outcome: RunOutcome, failed: Sequence[GpuOutcome]) -> str:
     if outcome.condition is not Condition.CONVERGED:
         reasons = [f for f in outcome.findings if f.condition is not Condition.CONVERGED]
         first = reasons[0].message if reasons else "The run did not come to its end."
-        return f"{first} {gate.capitalize()}."
+        return f"{first.rstrip('.')}; {gate}."
     if not outcome.gpus:
         return f"No GPU is configured, nothing to do; {gate}."
     changed = any(step.status is StepStatus.DONE for gpu in outcome.gpus for step in gpu.steps)
@@ -348,7 +348,8 @@ def text(report: Mapping[str, Any], *, color: bool = False) -> str:
         line = f"  {gpu['pf']}  {word}  {gpu['profile']:<16}  {_now(gpu)}"
         lines += [line.rstrip(), *_explained(gpu)]
     for finding in report["findings"]:
-        lines.append(f"  {finding['message']}")
+        if finding["message"].rstrip(".") not in report["summary"]:
+            lines.append(f"  {finding['message']}")
         if finding["condition"] != Condition.CONVERGED.value:
             lines.append(f"      to do:  {finding['remedy']}")
     if report["units_stopped"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -14,21 +15,21 @@ import click
 
 from gpu_bootstate import report
 from gpu_bootstate.cli.look import View, config_finding, look, look_anyway, remembered_serials
-from gpu_bootstate.cli.show import show
+from gpu_bootstate.cli.show import show, text_for
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
 from gpu_bootstate.deadline import Deadline, RunEnded
 from gpu_bootstate.execute import execute
 from gpu_bootstate.files import read_json, write_json
-from gpu_bootstate.gate import Gate
+from gpu_bootstate.gate import Gate, GateError
 from gpu_bootstate.hardware.protocol import Hardware
 from gpu_bootstate.lock import Busy, acquire
 from gpu_bootstate.model import Bdf, DesiredState, Plan, Policy, RunOutcome
-from gpu_bootstate.notify import Journal, Notifier
+from gpu_bootstate.notify import Notifier
 from gpu_bootstate.paths import Paths
 from gpu_bootstate.preflight import wait_until_ready
 from gpu_bootstate.problems import ConfigInvalid
-from gpu_bootstate.progress import JournalListener, Listener, NotifyListener, Several
+from gpu_bootstate.progress import Listener, NotifyListener, Several, listener_on
 from gpu_bootstate.reasons import Code, Condition, Finding
 
 
@@ -54,7 +55,7 @@ def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None
         raise SystemExit(show_plan(where, form))
     try:
         with acquire(where.paths, wait_s=wait_lock):
-            result = _apply(where, form)
+            result = _apply(where)
     except Busy as busy:
         who = f"pid {busy.pid}" if busy.pid else "it has not said its pid"
         click.echo(f"gpu-bootstate: another run is at work ({who}); nothing was done.", err=True)
@@ -63,19 +64,27 @@ def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None
     except PermissionError as err:
         click.echo(f"gpu-bootstate: {err}: changing GPUs and the gate needs root.", err=True)
         raise SystemExit(Condition.FAILED.exit_code) from None
-    show(result, form, report.text)
+    show(result, form, text_for(sys.stdout))
     raise SystemExit(result["exit_code"])
 
 
-def _apply(where: Where, form: str) -> dict[str, Any]:
+def _apply(where: Where) -> dict[str, Any]:
     try:
         desired = load(where.paths, where.config)
     except ConfigInvalid as invalid:
         return _bad_config(where, invalid)
     with where.hardware(desired.policy) as hw:
-        run = Run(where.paths, hw, desired, _listener(hw, form))
+        notifier = Notifier()
+        listeners = [
+            listener_on(sys.stderr, hw.now),
+            NotifyListener(notifier, hw.now, desired.policy),
+        ]
+        run = Run(where.paths, hw, desired, Several(listeners))
         with _signals(run):
-            return run.whole()
+            result = run.whole()
+        notifier.status(result["summary"])
+        notifier.ready()
+        return result
 
 
 def _bad_config(where: Where, invalid: ConfigInvalid) -> dict[str, Any]:
@@ -83,7 +92,7 @@ def _bad_config(where: Where, invalid: ConfigInvalid) -> dict[str, Any]:
     for problem in invalid.problems:
         click.echo(str(problem), err=True)
     with where.hardware(Policy()) as hw:
-        start = report.RunStart(hw.boot_id(), _pid(), hw.wall_time())
+        start = report.RunStart(hw.boot_id(), os.getpid(), hw.wall_time())
         result = report.finished(
             start,
             _ended(hw, config_finding(invalid), gate_open=_is_open(where.paths, start.boot_id)),
@@ -108,12 +117,16 @@ class Run:
     _remembered: Mapping[Bdf, str] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Any]:
-        start = report.RunStart(self.hw.boot_id(), _pid(), self.hw.wall_time())
+        start = report.RunStart(
+            self.hw.boot_id(), os.getpid(), self.hw.wall_time(), now_s=self.hw.now()
+        )
         # The result is of this boot and this run: a run that dies leaves "running" behind.
         write_json(self.paths.status, report.running(start))
         self._remembered = remembered_serials(self.paths)
         try:
             outcome = self._outcome(start.boot_id)
+        except GateError as err:
+            outcome = _refused_gate(self, err)
         except Exception as err:
             detail = f"{type(err).__name__}: {err}"
             outcome = _ended(self.hw, Finding.of(Code.INTERNAL, detail=detail), gate_open=False)
@@ -168,6 +181,8 @@ class Run:
             files=self.desired.gate_files,
             policy=self.desired.policy.gate,
             absent=absent,
+            digest=self.desired.digest,
+            wall_time=self.hw.wall_time,
         )
 
     def _replan(self) -> Plan:
@@ -221,19 +236,10 @@ def _is_open(paths: Paths, boot_id: str) -> bool:
     return (read_json(paths.ready) or {}).get("boot_id") == boot_id
 
 
-def _pid() -> int:
-    import os
-
-    return os.getpid()
-
-
-def _listener(hw: Hardware, form: str) -> Listener:
-    told: Listener = JournalListener(Journal(), hw.now)
-    if form == "text" and sys.stderr.isatty():
-        from gpu_bootstate.cli.live import LiveListener
-
-        told = LiveListener(sys.stderr)
-    return Several([told, NotifyListener(Notifier())])
+def _refused_gate(outcome_of: Run, error: GateError) -> RunOutcome:
+    """The files cannot be trusted; nothing that hangs on them may be said to be released."""
+    outcome_of.listener.said(error.finding)
+    return _ended(outcome_of.hw, error.finding, gate_open=False)
 
 
 def _signals(run: Run) -> ExitStack:

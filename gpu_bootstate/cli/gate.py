@@ -7,7 +7,7 @@ import click
 from gpu_bootstate.cli.look import look, remembered_serials
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
-from gpu_bootstate.gate import Gate
+from gpu_bootstate.gate import Gate, GateError
 from gpu_bootstate.lock import Busy, acquire
 from gpu_bootstate.problems import ConfigInvalid
 from gpu_bootstate.reasons import Condition
@@ -32,19 +32,23 @@ def command(where: Where) -> None:
                 files=desired.gate_files,
                 policy=desired.policy.gate,
                 absent=len(view.plan.missing),
+                digest=desired.digest,
+                wall_time=hw.wall_time,
             )
             gate.discard_stale()
             for plan in view.plan.gpus:
                 if plan.steps or plan.refusal:
                     gate.close_gpu(plan.pf)
                 else:
-                    verified = {"digest": desired.digest, **view.verified(plan.pf)}
-                    gate.open_gpu(plan.pf, verified)
+                    gate.open_gpu(plan.pf, {"digest": desired.digest, **view.verified(plan.pf)})
             is_open = gate.update_node()
     except ConfigInvalid as invalid:
         for problem in invalid.problems:
             click.echo(str(problem), err=True)
         raise SystemExit(Condition.BAD_CONFIG.exit_code) from None
+    except GateError as err:
+        click.echo(f"{err.finding.message} {err.finding.remedy}", err=True)
+        raise SystemExit(Condition.FAILED.exit_code) from None
     except Busy as busy:
         click.echo(f"gpu-bootstate: a run is at work (pid {busy.pid}); it holds the gate", err=True)
         raise SystemExit(Condition.REFUSED.exit_code) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -398,6 +399,15 @@ def test_run_directory_that_everybody_may_write_to_is_refused(paths: Paths) -> N
     paths.run_dir.chmod(0o777)
 
     with pytest.raises(GateError, match="everybody may write to it"):
+        gate(paths, A).update_node()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_run_directory_of_somebody_else_is_refused(paths: Paths) -> None:
+    paths.run_dir.mkdir(parents=True)
+    os.chown(paths.run_dir, 65534, 65534)
+
+    with pytest.raises(GateError, match="it belongs to user 65534"):
         gate(paths, A).update_node()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,12 +103,14 @@ def test_looking_for_a_holder_never_turns_a_run_away(paths: Paths) -> None:
 
     def look() -> None:
         while not stop.is_set():
-            holder_pid(paths)
+            for _ in range(10):
+                holder_pid(paths)
+            time.sleep(0.002)  # a loop without would have the lock more often than not
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        for _ in range(200):
+        for _ in range(2000):
             with acquire(paths):
                 pass
     finally:
@@ -121,9 +123,10 @@ def test_only_its_owner_may_open_the_lock_since_readers_could_hold_it(paths: Pat
         assert stat.S_IMODE(paths.lock.stat().st_mode) == 0o600
 
 
-def test_lock_is_taken_on_the_file_that_is_there_now(paths: Paths) -> None:
+def test_lock_is_that_of_the_run_directory_that_is_there_now(paths: Paths) -> None:
     with acquire(paths):
-        shutil.rmtree(paths.run_dir)
+        paths.run_dir.rename(paths.root / "removed")
+        assert holder_pid(paths) is None
         with acquire(paths):
             assert holder_pid(paths) == os.getpid()
 
@@ -145,6 +148,7 @@ def another_user(paths: Paths) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("progress", "pid", "expected"),
     [("running", os.getpid(), os.getpid()), ("done", os.getpid(), None), ("running", None, None)],
+    ids=["running", "done", "no pid"],
 )
 def test_who_may_not_open_the_lock_learns_from_the_status_file(
     progress: str, pid: int | None, expected: int | None
