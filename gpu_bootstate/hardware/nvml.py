@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_uint
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import pynvml
 
@@ -45,6 +45,9 @@ _KINDS = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: ErrorKind.VERSION_MISMATCH,
     pynvml.NVML_ERROR_IN_USE: ErrorKind.IN_USE,
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: ErrorKind.INSUFFICIENT_RESOURCES,
+    # A library that does not know the structure, or the call any more, does not have the query.
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: ErrorKind.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_DEPRECATED: ErrorKind.NOT_SUPPORTED,
     pynvml.NVML_ERROR_NOT_READY: ErrorKind.NOT_READY,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: ErrorKind.NOT_FOUND,
 }
@@ -56,11 +59,29 @@ _ACTIVATION = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: ActivationStatus.NOT_SUPPORTED,
 }
 
-# What a driver answers for a query that it does not have for this GPU.
-_ABSENT = frozenset({ErrorKind.NOT_SUPPORTED, ErrorKind.INVALID_ARGUMENT})
+# After these a session is of no use: its list of GPUs is as old as itself, and a GPU that was
+# unbound or reset meanwhile (by others) has no good handle in it.
+_ENDS_SESSION = frozenset({ErrorKind.GPU_LOST, ErrorKind.NOT_READY, ErrorKind.UNKNOWN})
 
 _NO_GI_PROFILE = 0xFFFFFFFF  # nvml.h, nvmlVgpuTypeGetGpuInstanceProfileId: the type is time-sliced
-_PCI_DEVICE_MAX_INSTANCES = 64
+_MOST_PROFILES = 64  # more than any driver has; ends a search that nothing else ends
+
+# nvml.h: NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_RESETLESS_MIG, _RECOVERY_ACTION = 184, 230
+
+
+def _newer(name: str) -> Callable[..., Any]:
+    """A call that pynvml 12.560 lacks: there it is a call that the driver does not have."""
+
+    def absent(*_: Any) -> NoReturn:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    return cast("Callable[..., Any]", getattr(pynvml, name, absent))
+
+
+_get_max_instances_per_gi = _newer("nvmlVgpuTypeGetMaxInstancesPerGpuInstance")
+_get_gi_mixed_size = _newer("nvmlGpuInstanceGetVgpuHeterogeneousMode")
+_set_gi_mixed_size = _newer("nvmlGpuInstanceSetVgpuHeterogeneousMode")
 
 
 def version_check() -> tuple[str | None, ErrorKind | None, str]:
@@ -89,16 +110,24 @@ class NvmlGpu:
         self._handle: Any = None
         self._profiles: tuple[GiProfile, ...] | None = None
         self._types: tuple[VgpuType, ...] | None = None
+        self._compute_profiles: dict[int, list[Any]] = {}  # by GPU instance profile
 
     # ------------------------------------------------------------------ session
 
     def close_session(self) -> None:
-        self._handle = None
-        self._profiles = self._types = None
+        self._forget()
         if self._open:
             self._open = False
             with self._explained("shut NVML down"):
                 pynvml.nvmlShutdown()
+
+    def _forget(self) -> None:
+        self._handle = self._profiles = self._types = None
+        self._compute_profiles = {}
+
+    def _drop_session(self) -> None:
+        with contextlib.suppress(HardwareError):
+            self.close_session()
 
     def _device(self) -> Any:
         if not self._open:
@@ -108,8 +137,12 @@ class NvmlGpu:
         if self._handle is None:
             # NVML writes PCI domains with eight digits.
             address = f"{self._pf.domain:08x}:{str(self._pf).split(':', 1)[1]}"
-            with self._explained("find the GPU in NVML"):
-                self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+            try:
+                with self._explained("find the GPU in NVML"):
+                    self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+            except HardwareError:
+                self._drop_session()
+                raise
         return self._handle
 
     @contextmanager
@@ -117,7 +150,11 @@ class NvmlGpu:
         try:
             yield
         except pynvml.NVMLError as err:
-            raise HardwareError(_kind(err), operation, target=self._pf, detail=str(err)) from err
+            kind = _kind(err)
+            failure = HardwareError(kind, operation, target=self._pf, detail=str(err))
+            if kind in _ENDS_SESSION:
+                self._drop_session()
+            raise failure from err
 
     def _ask(self, operation: str, call: Callable[..., _T], *arguments: Any) -> _T:
         with self._explained(operation):
@@ -128,7 +165,7 @@ class NvmlGpu:
         try:
             return self._ask(operation, call, *arguments)
         except HardwareError as err:
-            if err.kind in _ABSENT:
+            if err.kind is ErrorKind.NOT_SUPPORTED:
                 return None
             raise
 
@@ -163,30 +200,38 @@ class NvmlGpu:
 
     def _fields(self, gpu: Any) -> tuple[bool | None, RecoveryAction | None]:
         """NVML fields 184 and 230; each carries its own return code."""
-        wanted = (
-            pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED,
-            pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
-        )
-        values = self._optional(
-            "read field values", pynvml.nvmlDeviceGetFieldValues, gpu, list(wanted)
-        )
-        numbers = [
-            _field_number(value) if value.nvmlReturn == pynvml.NVML_SUCCESS else None
-            for value in (values or ())
-        ]
-        resetless, recovery = numbers if len(numbers) == len(wanted) else (None, None)
+        wanted = [_RESETLESS_MIG, _RECOVERY_ACTION]
+        values = self._optional("read field values", pynvml.nvmlDeviceGetFieldValues, gpu, wanted)
+        resetless, recovery = map(self._field, values) if values else (None, None)
         known = {action.value for action in RecoveryAction}
         return (
             None if resetless is None else bool(resetless),
             RecoveryAction(recovery) if recovery in known else None,
         )
 
+    def _field(self, value: Any) -> int | None:
+        # A field that is newer than the driver is an invalid argument to it.
+        if value.nvmlReturn in (
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        ):
+            return None
+        with self._explained("read a field value"):
+            if value.nvmlReturn != pynvml.NVML_SUCCESS:
+                raise pynvml.NVMLError(value.nvmlReturn)
+        return _field_number(value)
+
     def _active_vgpus(self, gpu: Any) -> tuple[ActiveVgpu, ...]:
         active = self._optional("list active vGPUs", pynvml.nvmlDeviceGetActiveVgpus, gpu) or []
         found = []
         for vgpu in active:
-            vm_id, _ = self._ask("read a VM's id", pynvml.nvmlVgpuInstanceGetVmID, vgpu)
-            type_id = self._ask("read a vGPU's type", pynvml.nvmlVgpuInstanceGetType, vgpu)
+            try:
+                vm_id, _ = self._ask("read a VM's id", pynvml.nvmlVgpuInstanceGetVmID, vgpu)
+                type_id = self._ask("read a vGPU's type", pynvml.nvmlVgpuInstanceGetType, vgpu)
+            except HardwareError as err:
+                if err.kind is ErrorKind.NOT_FOUND:
+                    continue  # its VM ended since the list was made
+                raise
             found.append(ActiveVgpu(_text(vm_id), int(type_id)))
         return tuple(found)
 
@@ -206,23 +251,29 @@ class NvmlGpu:
     def gi_profiles(self) -> tuple[GiProfile, ...]:
         if self._profiles is None:
             gpu = self._device()
-            found = (
-                self._profile(gpu, number)
-                for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
-            )
-            self._profiles = tuple(profile for profile in found if profile is not None)
+            known = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
+            infos = self._profile_infos(known, pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu)
+            self._profiles = tuple(self._profile(gpu, info) for info in infos)
         return self._profiles
 
-    def _profile(self, gpu: Any, number: int) -> GiProfile | None:
-        """``number`` is NVML's enum and not the profile id."""
-        info = self._optional(
-            "read a GPU instance profile",
-            pynvml.nvmlDeviceGetGpuInstanceProfileInfo,
-            gpu,
-            number,
-        )
-        if info is None:
-            return None
+    def _profile_infos(self, known: int, call: Callable[..., Any], *of: Any) -> list[Any]:
+        """By NVML's enum, which is not the profile id. Profiles newer than pynvml are found too:
+        a driver answers INVALID_ARGUMENT behind its last one (nvml.h; measured on an H200).
+        """
+        found = []
+        for number in range(_MOST_PROFILES):
+            try:
+                info = self._optional("read a MIG profile", call, of[0], number, *of[1:])
+            except HardwareError as err:
+                if err.kind is not ErrorKind.INVALID_ARGUMENT:
+                    raise
+                if number >= known:
+                    break
+            else:
+                found += [info] if info is not None else []
+        return found
+
+    def _profile(self, gpu: Any, info: Any) -> GiProfile:
         return GiProfile(
             gi_profile_id=info.id,
             name=_text(info.name).removeprefix("MIG "),
@@ -244,26 +295,23 @@ class NvmlGpu:
 
     def gpu_instances(self) -> tuple[GpuInstance, ...]:
         gpu = self._device()
-        computes = self._compute_instances(gpu)
-        found = []
-        for profile in self.gi_profiles():
-            for handle in self._instance_handles(gpu, profile):
-                info = self._ask("read a GPU instance", pynvml.nvmlGpuInstanceGetInfo, handle)
-                mixed = self._optional(
-                    "read a GPU instance's mixed-size mode",
-                    pynvml.nvmlGpuInstanceGetVgpuHeterogeneousMode,
-                    handle,
-                )
-                found.append(
-                    GpuInstance(
-                        gi_id=info.id,
-                        gi_profile_id=info.profileId,
-                        placement=Placement(info.placement.start, info.placement.size),
-                        compute_instances=computes.count(info.id),
-                        mixed_size=None if mixed is None else bool(mixed),
-                    )
-                )
+        found = [
+            self._gpu_instance(handle)
+            for profile in self.gi_profiles()
+            for handle in self._instance_handles(gpu, profile)
+        ]
         return tuple(sorted(found, key=lambda gi: gi.gi_id))
+
+    def _gpu_instance(self, handle: Any) -> GpuInstance:
+        info = self._ask("read a GPU instance", pynvml.nvmlGpuInstanceGetInfo, handle)
+        mixed = self._optional("read an instance's mixed-size mode", _get_gi_mixed_size, handle)
+        return GpuInstance(
+            gi_id=info.id,
+            gi_profile_id=info.profileId,
+            placement=Placement(info.placement.start, info.placement.size),
+            compute_instances=len(self._compute_instances(handle, info.profileId)),
+            mixed_size=None if mixed is None else bool(mixed),
+        )
 
     def _instance_handles(self, gpu: Any, profile: GiProfile) -> list[Any]:
         handles = (pynvml.c_nvmlGpuInstance_t * profile.max_instances)()
@@ -278,22 +326,32 @@ class NvmlGpu:
         )
         return [] if listed is None else list(handles[: count.value])
 
-    def _compute_instances(self, gpu: Any) -> list[int]:
-        """The GPU instance id of every compute instance: each one is a MIG device."""
-        most = self._optional("count MIG devices", pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
-        found = []
-        for index in range(min(most, _PCI_DEVICE_MAX_INSTANCES)):
-            try:
-                device = self._ask(
-                    "find a MIG device", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index
-                )
-            except HardwareError as err:
-                if err.kind is ErrorKind.NOT_FOUND or err.kind in _ABSENT:
-                    continue
-                raise
-            gi_id = self._ask("read a MIG device", pynvml.nvmlDeviceGetGpuInstanceId, device)
-            found.append(int(gi_id))
+    def _compute_instances(self, handle: Any, gi_profile_id: int) -> list[Any]:
+        found: list[Any] = []
+        for info in self._compute_profiles_of(handle, gi_profile_id):
+            handles = (pynvml.c_nvmlComputeInstance_t * info.instanceCount)()
+            count = c_uint(0)
+            self._ask(
+                "list compute instances",
+                pynvml.nvmlGpuInstanceGetComputeInstances,
+                handle,
+                info.id,
+                handles,
+                byref(count),
+            )
+            found += handles[: count.value]
         return found
+
+    def _compute_profiles_of(self, handle: Any, gi_profile_id: int) -> list[Any]:
+        """The same for all GPU instances of one profile, hence asked for once."""
+        if gi_profile_id not in self._compute_profiles:
+            self._compute_profiles[gi_profile_id] = self._profile_infos(
+                pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT,
+                pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo,
+                handle,
+                pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+            )
+        return self._compute_profiles[gi_profile_id]
 
     def vgpu_types(self) -> tuple[VgpuType, ...]:
         if self._types is None:
@@ -305,7 +363,7 @@ class NvmlGpu:
     def _type(self, gpu: Any, type_id: int) -> VgpuType:
         ask, optional, what = self._ask, self._optional, f"read vGPU type {type_id}"
         profile = optional(what, pynvml.nvmlVgpuTypeGetGpuInstanceProfileId, type_id)
-        per_gi = optional(what, pynvml.nvmlVgpuTypeGetMaxInstancesPerGpuInstance, type_id)
+        per_gi = optional(what, _get_max_instances_per_gi, type_id)
         backed = profile is not None and profile != _NO_GI_PROFILE
         framebuffer = ask(what, pynvml.nvmlVgpuTypeGetFramebufferSize, type_id)
         return VgpuType(
@@ -333,8 +391,7 @@ class NvmlGpu:
             "set MIG mode", pynvml.nvmlDeviceSetMigMode, self._device(), int(enabled)
         )
         # The call may unbind or reset the device; the handle is good no more (nvml.h).
-        self._handle = None
-        self._profiles = self._types = None
+        self._forget()
         return _ACTIVATION.get(status, ActivationStatus.OTHER)
 
     def create_gpu_instance(self, gi_profile_id: int, placement: Placement) -> int:
@@ -352,15 +409,19 @@ class NvmlGpu:
 
     def destroy_gpu_instance(self, gi_id: int) -> None:
         what = "destroy a GPU instance"
-        handle = self._instance(gi_id, what)
-        for compute in self._computes_of(handle):
+        handle, profile = self._instance(gi_id, what)
+        for compute in self._compute_instances(handle, profile):
             self._ask("destroy a compute instance", pynvml.nvmlComputeInstanceDestroy, compute)
         self._ask(what, pynvml.nvmlGpuInstanceDestroy, handle)
 
     def create_compute_instance(self, gi_id: int) -> None:
         what = "create a compute instance"
-        handle = self._instance(gi_id, what)
-        whole = max(self._compute_profiles(handle), key=lambda info: int(info.sliceCount))
+        handle, profile = self._instance(gi_id, what)
+        offered = self._compute_profiles_of(handle, profile)
+        if not offered:
+            detail = "the driver offers no profile for it"
+            raise HardwareError(ErrorKind.NOT_SUPPORTED, what, target=self._pf, detail=detail)
+        whole = max(offered, key=lambda info: int(info.sliceCount))
         self._ask(what, pynvml.nvmlGpuInstanceCreateComputeInstance, handle, whole.id)
 
     def set_mixed_size(self, *, enabled: bool, gi_id: int | None) -> None:
@@ -369,45 +430,14 @@ class NvmlGpu:
             call = pynvml.nvmlDeviceSetVgpuHeterogeneousMode
             self._ask(what, call, self._device(), int(enabled))
         else:
-            call = pynvml.nvmlGpuInstanceSetVgpuHeterogeneousMode
-            self._ask(what, call, self._instance(gi_id, what), int(enabled))
+            handle, _ = self._instance(gi_id, what)
+            self._ask(what, _set_gi_mixed_size, handle, int(enabled))
 
-    def _instance(self, gi_id: int, what: str) -> Any:
-        return self._ask(what, pynvml.nvmlDeviceGetGpuInstanceById, self._device(), gi_id)
-
-    def _compute_profiles(self, handle: Any) -> list[Any]:
-        """Profiles of compute instances that this GPU instance offers."""
-        found = []
-        for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
-            info = self._optional(
-                "read a compute instance profile",
-                pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo,
-                handle,
-                number,
-                pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
-            )
-            if info is not None:
-                found.append(info)
-        if not found:
-            operation = "read the compute instance profiles"
-            raise HardwareError(ErrorKind.NOT_SUPPORTED, operation, target=self._pf)
-        return found
-
-    def _computes_of(self, handle: Any) -> list[Any]:
-        computes: list[Any] = []
-        for info in self._compute_profiles(handle):
-            handles = (pynvml.c_nvmlComputeInstance_t * info.instanceCount)()
-            count = c_uint(0)
-            self._ask(
-                "list compute instances",
-                pynvml.nvmlGpuInstanceGetComputeInstances,
-                handle,
-                info.id,
-                handles,
-                byref(count),
-            )
-            computes += handles[: count.value]
-        return computes
+    def _instance(self, gi_id: int, what: str) -> tuple[Any, int]:
+        """Its handle and its profile id."""
+        handle = self._ask(what, pynvml.nvmlDeviceGetGpuInstanceById, self._device(), gi_id)
+        info = self._ask(what, pynvml.nvmlGpuInstanceGetInfo, handle)
+        return handle, int(info.profileId)
 
 
 def _kind(err: Any) -> ErrorKind:

@@ -38,6 +38,8 @@ from gpu_bootstate.model import (
 )
 
 PF_DRIVER = "nvidia"
+_MESSAGE_LENGTH = 300
+
 STUB_DRIVER = "pci-pf-stub"  # where sriov-manage parks a PF while it enables VFs
 
 
@@ -102,8 +104,9 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """What it printed, on one line, for a message."""
-        return " ".join((self.stderr + " " + self.stdout).split())
+        """What it printed, errors first, on one line and not too long for a message."""
+        words = " ".join((self.stderr + " " + self.stdout).split())
+        return words if len(words) <= _MESSAGE_LENGTH else words[:_MESSAGE_LENGTH] + " ..."
 
 
 class ActivationStatus(Enum):
