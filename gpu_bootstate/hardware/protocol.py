@@ -7,7 +7,8 @@ Rules for every implementation:
 
 * Every call is bounded in time: reads by ``CallLimits.read_s``, changes by ``CallLimits.call_s``
   or by the ``timeout_s`` argument. A call that does not come back raises HardwareError with
-  ErrorKind.HUNG; after that, every further call for that PF raises the same at once.
+  ErrorKind.HUNG; after that, every further call that enters the driver for that PF raises the
+  same at once.
 * Calls for different PFs may be made from different threads at the same time.
 * An NVML session of our own is a client of the GPU (of every GPU: nvmlInit attaches them all,
   measured on 580.159.04). ``sriov_manage``, ``reset_gpu`` and ``bind_driver`` end all our sessions

@@ -22,8 +22,8 @@
  * -1 in a value file means that the part does not have it: NVML_ERROR_NOT_SUPPORTED.
  * One of `computes` is a compute instance over the whole GPU instance, more are of one slice each.
  *
- * Measured on an H200 (580.159.04): NVML_INIT_FLAG_NO_ATTACH finds no GPU, GPU instance profiles
- * from KNOWN_PROFILES on are an invalid argument.
+ * Measured on an H200 (580.159.04): NVML_INIT_FLAG_NO_ATTACH finds no GPU; GPU instance profiles
+ * from number 17 on are an invalid argument (another number: file `known_profiles`).
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -422,7 +422,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, un
     struct profile found;
     BEGIN_ON(device);
     if (info->version != nvmlGpuInstanceProfileInfo_v2) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if (profile >= KNOWN_PROFILES) return NVML_ERROR_INVALID_ARGUMENT;
+    if ((int)profile >= value(device->bdf, "known_profiles", KNOWN_PROFILES))
+        return NVML_ERROR_INVALID_ARGUMENT;
     if (!find_profile(device->bdf, 0, profile, &found)) return NVML_ERROR_NOT_SUPPORTED;
     info->id = found.id;
     info->sliceCount = found.slices;
