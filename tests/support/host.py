@@ -276,7 +276,7 @@ def _serve() -> None:
         except EOFError:
             break
         try:
-            answer = (getattr(hw, name)(*arguments, **named), None)
+            answer: tuple[Any, Any] = (getattr(hw, name)(*arguments, **named), None)
         except HardwareError as err:
             error = (err.kind, err.operation, err.target, err.detail, err.errno, err.waited_s)
             answer = (None, error)

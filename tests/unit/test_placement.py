@@ -9,10 +9,10 @@ from itertools import permutations, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mig_tables import A100_40, H200, RTX_PRO, by_name, instances
 
 from gpu_bootstate.model import GiProfile, InstanceTarget, Placement
 from gpu_bootstate.placement import Layout, Misfit, solve
+from tests.support.mig_tables import A100_40, H200, RTX_PRO, by_name, instances
 
 Existing = tuple[int, Placement]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from mig_tables import H200_TYPES, hgx_h200, node, unread
 
 from gpu_bootstate import __version__, report
 from gpu_bootstate.config import parse
@@ -44,6 +43,7 @@ from gpu_bootstate.model import (
     Vf,
 )
 from gpu_bootstate.reasons import Code, Condition, Finding
+from tests.support.mig_tables import H200_TYPES, hgx_h200, node, unread
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "status-schema.json").read_text())
 

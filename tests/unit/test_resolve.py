@@ -9,18 +9,6 @@ from dataclasses import replace
 from textwrap import dedent
 
 import pytest
-from mig_tables import (
-    H200_TYPES,
-    a100,
-    gpu,
-    hgx_h200,
-    l40s,
-    node,
-    off_vgpu_host,
-    rtx_pro,
-    unread,
-    with_serial,
-)
 
 from gpu_bootstate.config import parse
 from gpu_bootstate.model import (
@@ -36,6 +24,18 @@ from gpu_bootstate.model import (
 )
 from gpu_bootstate.reasons import Code, Finding
 from gpu_bootstate.resolve import Resolution, resolve
+from tests.support.mig_tables import (
+    H200_TYPES,
+    a100,
+    gpu,
+    hgx_h200,
+    l40s,
+    node,
+    off_vgpu_host,
+    rtx_pro,
+    unread,
+    with_serial,
+)
 
 PF_17, PF_3D, PF_60 = Bdf.parse("17:00.0"), Bdf.parse("3d:00.0"), Bdf.parse("60:00.0")
 

@@ -28,18 +28,21 @@ class RemoteNvml:
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
-            self._connection.send((name, arguments, named))
-            value, error = self._connection.recv()
-            if error is not None:
-                kind, operation, target, detail = error
-                raise HardwareError(kind, operation, target=target, detail=detail)
-            return value
+            return self._call(name, *arguments, **named)
 
         return call
 
+    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        self._connection.send((name, arguments, named))
+        value, error = self._connection.recv()
+        if error is not None:
+            kind, operation, target, detail = error
+            raise HardwareError(kind, operation, target=target, detail=detail)
+        return value
+
     def start_over(self, host: Host, pf: str) -> None:
         """A new adapter, without a session, for a GPU of this host."""
-        self.new_adapter(str(host.state), Bdf.parse(pf))
+        self._call("start_over", str(host.state), Bdf.parse(pf))
 
     def has_open(self, host: Host, pf: str) -> bool:
         """Whether it is a client of the GPU now: the library keeps the device node open."""
@@ -67,30 +70,25 @@ def remote_nvml(*, library: bool = True) -> Iterator[RemoteNvml]:
         process.close()
 
 
-class _Served:
-    """What is called from outside: an adapter that can be replaced by a new one."""
-
-    def new_adapter(self, state: str, pf: Bdf) -> None:
-        from gpu_bootstate.hardware import nvml
-
-        if hasattr(self, "gpu"):
-            self.gpu.close_session()
-        os.environ["FAKE_NVML_STATE"] = state
-        self.gpu = nvml.NvmlGpu(pf)
-        self.version_check = nvml.version_check
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["gpu"], name)
-
-
 def _serve(connection: Connection) -> None:
-    served = _Served()
+    from gpu_bootstate.hardware import nvml
+
+    gpu: nvml.NvmlGpu | None = None
     while True:
         try:
             name, arguments, named = connection.recv()
         except EOFError:
             return
         try:
-            connection.send((getattr(served, name)(*arguments, **named), None))
+            if name == "start_over":
+                if gpu is not None:
+                    gpu.close_session()
+                os.environ["FAKE_NVML_STATE"], gpu = arguments[0], nvml.NvmlGpu(arguments[1])
+                value = None
+            elif name == "version_check":
+                value = nvml.version_check()
+            else:
+                value = getattr(gpu, name)(*arguments, **named)
+            connection.send((value, None))
         except HardwareError as err:
             connection.send((None, (err.kind, err.operation, err.target, err.detail)))
