@@ -24,7 +24,6 @@ from gpu_bootstate.model import (
     Mode,
     ObservedGpu,
     Policy,
-    ReleaseUnbindLock,
     ResetGpu,
     SetMigMode,
     SetMixedSize,
@@ -52,13 +51,6 @@ def steps_between(
     return tuple(difference.steps())
 
 
-def release_lock(gpu: ObservedGpu) -> tuple[Step, ...]:
-    """What an unbindLock left by a crash needs, if there is one."""
-    if not gpu.pci.unbind_lock:
-        return ()
-    return (ReleaseUnbindLock(gpu.pf, "nobody can open the GPU while it is held"),)
-
-
 @dataclass(frozen=True, slots=True)
 class _Difference:
     gpu: ObservedGpu
@@ -73,7 +65,6 @@ class _Difference:
         off_why = self._why_vfs_off(mig_differs=mig_differs)
         vfs_stay = bool(gpu.pci.sriov_numvfs) and off_why is None
 
-        yield from release_lock(gpu)
         if not vfs_stay:
             yield from self._remove_all(off_why)
             if mig_differs:

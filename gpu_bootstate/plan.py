@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpu_bootstate.difference import Refused, release_lock, steps_between
+from gpu_bootstate.difference import Refused, steps_between
 from gpu_bootstate.in_use import PERSISTENCED, blocking_clients, is_persistenced, users
 from gpu_bootstate.model import (
     Actor,
@@ -95,8 +95,8 @@ def _plan_target(
     plan = GpuPlan(pf=gpu.pf, profile_name=target.profile_name, target=target, steps=())
     if target.mode is Mode.PASSTHROUGH and gpu.pci.driver != PF_DRIVER:
         return plan  # whoever passes it through has it; that NVML does not see it is no error
-    if gpu.pci.driver in (None, STUB_DRIVER):
-        return _bind_first(gpu, plan)
+    if _is_out_of_sight(gpu):
+        return _recover_first(gpu, plan)
     try:
         facts = _usable(node, gpu, target)
         steps = steps_between(gpu, facts, target, policy)
@@ -109,19 +109,29 @@ def _plan_target(
 
 def _plan_deferred(gpu: ObservedGpu, profile_name: str) -> GpuPlan:
     plan = GpuPlan(pf=gpu.pf, profile_name=profile_name, target=None, steps=())
-    if gpu.pci.driver in (None, STUB_DRIVER):
-        return _bind_first(gpu, plan)
+    if _is_out_of_sight(gpu):
+        return _recover_first(gpu, plan)
     return replace(plan, refusal=_not_readable(gpu))
 
 
-def _bind_first(gpu: ObservedGpu, plan: GpuPlan) -> GpuPlan:
-    """A stranded PF: NVML cannot see it, so all else is planned once it is bound again."""
+def _is_out_of_sight(gpu: ObservedGpu) -> bool:
+    """NVML cannot read it, and we know why and can mend it: all else is planned after that."""
+    return gpu.pci.driver in (None, STUB_DRIVER) or bool(gpu.pci.unbind_lock)
+
+
+def _recover_first(gpu: ObservedGpu, plan: GpuPlan) -> GpuPlan:
     driver = gpu.pci.driver
-    if gpu.pci.driver_override not in (None, PF_DRIVER):
-        reserved = f"no driver, reserved for {gpu.pci.driver_override}"
-        return replace(plan, refusal=Finding.of(Code.ON_OTHER_DRIVER, pf=gpu.pf, driver=reserved))
-    why = "NVML cannot see a GPU that is not on nvidia"
-    steps = (*release_lock(gpu), BindDriver(gpu.pf, why, driver))
+    steps: tuple[Step, ...] = ()
+    if gpu.pci.unbind_lock:
+        why = "nobody can open the GPU while it is held"
+        steps = (ReleaseUnbindLock(gpu.pf, why),)
+    if driver != PF_DRIVER:
+        if gpu.pci.driver_override not in (None, PF_DRIVER):
+            reserved = f"no driver, reserved for {gpu.pci.driver_override}"
+            finding = Finding.of(Code.ON_OTHER_DRIVER, pf=gpu.pf, driver=reserved)
+            return replace(plan, refusal=finding)
+        why = "NVML cannot see a GPU that is not on nvidia"
+        steps = (*steps, BindDriver(gpu.pf, why, driver))
     for user in users(gpu.holders):
         return replace(plan, refusal=_refusal(Code.IN_USE, gpu, user, steps))
     return replace(plan, steps=steps)
@@ -196,8 +206,7 @@ def _with_persistence_lowered(
     if not held or stopped or not any(step.exclusive for step in steps):
         return steps
     lower = LowerPersistence(gpu.pf, "persistence mode holds the GPU open")
-    at = sum(isinstance(step, ReleaseUnbindLock) for step in steps)
-    return (*steps[:at], lower, *steps[at:])
+    return (lower, *steps)
 
 
 # --------------------------------------------------------------------------- the node

@@ -132,10 +132,11 @@ def test_what_the_driver_does_not_have_is_none_and_never_off(
     assert getattr(gpu.facts(), OPTIONAL[function]) is None
 
 
+@pytest.mark.parametrize("error", [3, 2])  # not supported; newer than the driver
 @pytest.mark.parametrize("field", ["resetless", "recovery"])
-def test_one_field_without_a_value_leaves_the_other(opened: Opener, field: str) -> None:
+def test_one_field_without_a_value_leaves_the_other(opened: Opener, field: str, error: int) -> None:
     host, gpu = opened()
-    host.nvml(PF, field, -1)
+    host.nvml(PF, field, -error)
     facts = gpu.facts()
     assert (facts.resetless_mig is None) == (field == "resetless")
     assert (facts.recovery_action is None) == (field == "recovery")
@@ -148,6 +149,13 @@ def test_an_unknown_error_in_a_fact_is_an_error_and_no_value(opened: Opener, fun
     error = failure(gpu.facts)
     assert (error.kind, error.target) == (ErrorKind.UNKNOWN, Bdf.parse(PF))
     assert error.operation.split()[0] in ("read", "list")
+
+
+def test_a_field_that_fails_is_an_error_although_the_call_succeeded(opened: Opener) -> None:
+    host, gpu = opened()
+    host.nvml(PF, "recovery", -pynvml.NVML_ERROR_UNKNOWN)
+    error = failure(gpu.facts)
+    assert (error.kind, error.operation) == (ErrorKind.UNKNOWN, "read a field value")
 
 
 def test_a_gpu_that_wants_a_reboot_says_so(opened: Opener) -> None:
@@ -278,6 +286,12 @@ def test_a_profile_newer_than_pynvml_is_found(opened: Opener) -> None:
         f"nvml/gpus/{PF}/profiles", f"0 19 1 7 16384 1g.18gb 0:1\n{newest} 99 2 3 9 2g.x 0:2\n"
     )
     assert [profile.name for profile in gpu.gi_profiles()] == ["1g.18gb", "2g.x"]
+
+
+def test_a_hole_in_the_driver_s_numbering_does_not_end_the_list(opened: Opener) -> None:
+    host, gpu = opened()
+    plant(host, "nvmlDeviceGetGpuInstanceProfileInfoV", 2, times=1)
+    assert len(gpu.gi_profiles()) == 6
 
 
 def test_a_part_without_mig_has_no_profiles_and_no_instances(opened: Opener) -> None:
@@ -511,14 +525,20 @@ def test_a_session_starts_with_the_first_call_and_ends_on_request(opened: Opener
 
 def test_nothing_of_a_session_is_used_in_the_next(opened: Opener) -> None:
     host, gpu = opened()
-    with_mig(host, "7 19 6 1 0 0 0")
+    with_mig(host, "1 9 0 4 0 0 0", "2 9 4 4 0 0 0")
     assert len(gpu.gi_profiles()) == 7
-    assert len(gpu.gpu_instances()) == 1
+    assert len(gpu.vgpu_types()) > 1
+    gpu.create_compute_instance(1)
     gpu.close_session()
-    host.write(f"nvml/gpus/{PF}/profiles", "0 19 1 7 16384 1g.18gb 6:1\n")
-    assert len(gpu.gi_profiles()) == 1
-    gpu.destroy_gpu_instance(7)
-    assert gpu.gpu_instances() == ()
+    host.write(f"nvml/gpus/{PF}/profiles", "2 9 4 2 71424 4g.71gb 0:4,4:4\n")
+    host.write(f"nvml/gpus/{PF}/types", "1417 72704 2 1 9 NVIDIA H200X-3-71C\n")
+    assert [profile.name for profile in gpu.gi_profiles()] == ["4g.71gb"]
+    assert [kind.vgpu_type_id for kind in gpu.vgpu_types()] == [1417]
+    gpu.create_compute_instance(2)
+    assert changes(host) == [
+        f"create_compute_instance {PF} 1 profile 2",
+        f"create_compute_instance {PF} 2 profile 3",
+    ]
 
 
 def test_a_gpu_that_nvml_does_not_list_is_looked_for_afresh(opened: Opener) -> None:

@@ -16,7 +16,7 @@ from gpu_bootstate.progress import Silent
 from gpu_bootstate.reasons import Finding
 from gpu_bootstate.simulator.faults import parse_fault
 from gpu_bootstate.simulator.hardware import Call, SimHardware
-from gpu_bootstate.simulator.node import VGPU_MGR, new_node
+from gpu_bootstate.simulator.node import VGPU_MGR, SimNode, new_node
 from gpu_bootstate.simulator.state import (
     NEVER,
     ActorState,
@@ -41,6 +41,20 @@ class Listened(Silent):
         self.waits.append(what)
 
 
+class Watched(SimHardware):
+    """Notes every change that is made while the node's gate is open."""
+
+    def __init__(self, node: SimNode, paths: Paths) -> None:
+        super().__init__(node)
+        self._gate = paths.ready
+        self.under_an_open_gate: list[Call] = []
+
+    def _note(self, call: Call) -> None:
+        if self._gate.exists():
+            self.under_an_open_gate.append(call)
+        super()._note(call)
+
+
 class Node:
     """A simulated node, its files, and the calls that were made to it."""
 
@@ -50,7 +64,7 @@ class Node:
         self.calls: list[Call] = []
         self.said: list[Finding] = []
         self.waits: list[str] = []
-        self._edits = 0
+        self.under_an_open_gate: list[Call] = []
 
     # ------------------------------------------------------------------ how it is
 
@@ -183,13 +197,14 @@ class Node:
 
     def apply(self, config: str | DesiredState) -> dict[str, Any]:
         """A whole run; returns what status.json has. ``calls`` then has this run's changes."""
-        hw = SimHardware(self.sim)
+        hw = Watched(self.sim, self.paths)
         listened = Listened()
         run = Run(self.paths, hw, _desired(config), listened)
         try:
             return run.whole()
         finally:
             self.calls = hw.calls
+            self.under_an_open_gate = hw.under_an_open_gate
             self.said = listened.findings
             self.waits = listened.waits
             hw.close()

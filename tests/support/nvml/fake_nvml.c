@@ -19,7 +19,8 @@
  *       active        vgpu_instance vgpu_type vm_id
  *       compute       one pid a line
  *
- * -1 in a value file means that the part does not have it: NVML_ERROR_NOT_SUPPORTED.
+ * -1 in a value file means that the part does not have it: NVML_ERROR_NOT_SUPPORTED. In `resetless`
+ * and `recovery`, which are fields with a return code each, -N (2 and more) is error N.
  * One of `computes` is a compute instance over the whole GPU instance, more are of one slice each.
  *
  * Measured on an H200 (580.159.04): NVML_INIT_FLAG_NO_ATTACH finds no GPU; GPU instance profiles
@@ -331,7 +332,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int valuesCoun
         int number = -1;
         if (values[i].fieldId == 184) number = value(device->bdf, "resetless", -1);
         if (values[i].fieldId == 230) number = value(device->bdf, "recovery", -1);
-        values[i].nvmlReturn = number < 0 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+        values[i].nvmlReturn = number >= 0    ? NVML_SUCCESS
+                               : number == -1 ? NVML_ERROR_NOT_SUPPORTED
+                                              : (nvmlReturn_t)-number;
         values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
         values[i].value.uiVal = number < 0 ? 0 : (unsigned)number;
     }
