@@ -228,9 +228,9 @@ def _profile(reader: Reader, node: Node, path: str, name: str, mark: Mark) -> Pr
                 reader.problems.add(key.mark, path, message)
     elif len(reader.problems) > before:
         pass  # what the profile says is not known, so nothing can be missing in it
-    elif table.get("mig") is None and table.get("vgpus") is None:
+    elif not any(table.get(key) for key in ("mode", "mig", "vgpus")):
         message = "the profile does not say what the GPU is to be"
-        reader.problems.add(mark, path, message, want="mig, vgpus, mode: none or mode: passthrough")
+        reader.problems.add(mark, path, message, want="mig, vgpus or mode")
     elif profile.mixed_size and table.get("vgpus") is None:
         message = "mixed-size concerns vGPUs, and there are none"
         reader.problems.add(table.mark_of("mixed-size"), path, message, want="vgpus, too")

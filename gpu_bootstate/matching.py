@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gpu_bootstate.model import (
     Bdf,
+    Card,
     Entry,
     GpuFacts,
     MatchItem,
@@ -21,6 +22,7 @@ from gpu_bootstate.reasons import Code, Finding
 
 # What a PF that NVML ought to list is bound to: nvidia, or where a failed sriov-manage left it.
 _OURS = frozenset({"nvidia", "pci-pf-stub", None})
+_NO_CARD = Card(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,41 +35,57 @@ class Claims:
     unclaimed: tuple[Bdf, ...]  # named by nobody, and carved by somebody: said, and left alone
 
 
-def match(entries: Sequence[Entry], node: ObservedNode, remembered: Mapping[Bdf, str]) -> Claims:
-    """``remembered`` is the serial that each PF had in the last good run."""
+def match(entries: Sequence[Entry], node: ObservedNode, remembered: Mapping[Bdf, Card]) -> Claims:
+    """``remembered`` is the card that each PF had when it was last read and right.
+
+    The more precise name goes first: a ``device`` match means the cards of that model that no
+    entry names by themselves, and with ``subsystem`` it comes before one without.
+    """
     matcher = _Matcher(node, remembered)
-    for entry in entries:
-        for item in entry.match:
-            matcher.find(entry, item)
-    matcher.find_unreadable()
+    items = [(entry, item) for entry in entries for item in entry.match]
+    models = [each for each in items if each[1].kind is MatchKind.DEVICE]
+    for precise in (
+        [each for each in items if each not in models],
+        [each for each in models if each[1].subsystem is not None],
+        [each for each in models if each[1].subsystem is None],
+    ):
+        matcher.find(precise)
+    matcher.find_untouchable()
     return matcher.claims()
 
 
 @dataclass
 class _Matcher:
     node: ObservedNode
-    remembered: Mapping[Bdf, str]
+    remembered: Mapping[Bdf, Card]
     named: dict[Bdf, list[tuple[Entry, MatchItem]]] = field(default_factory=dict)
     unfound: list[tuple[Entry, MatchItem]] = field(default_factory=list)
     missing: list[tuple[Entry, str, Finding]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def find(self, entry: Entry, item: MatchItem) -> None:
-        found = [gpu for gpu in self.node.gpus if self._is_named(gpu, item)]
-        for gpu in found:
-            self.named.setdefault(gpu.pf, []).append((entry, item))
-        if item.count is not None and len(found) != item.count:
-            self._wrong_count(entry, item, item.count, found)
-        elif not found:
-            self.unfound.append((entry, item))
+    def find(self, items: Sequence[tuple[Entry, MatchItem]]) -> None:
+        """Items of one precision: those before are settled, those among them may overlap."""
+        settled = frozenset(self.named)
+        for entry, item in items:
+            found = [
+                gpu
+                for gpu in self.node.gpus
+                if self._is_named(gpu, item)
+                and not (item.kind is MatchKind.DEVICE and gpu.pf in settled)
+            ]
+            for gpu in found:
+                self.named.setdefault(gpu.pf, []).append((entry, item))
+            if item.count is not None and len(found) != item.count:
+                self._wrong_count(entry, item, item.count, found)
+            elif not found:
+                self.unfound.append((entry, item))
 
-    def find_unreadable(self) -> None:
-        """GPUs named by what only NVML can tell, while NVML cannot read them.
+    def find_untouchable(self) -> None:
+        """GPUs named by what only NVML can tell, where nothing will be done to them anyway.
 
-        A stranded or lost card has no UUID to go by. Where as many cards are unreadable as names
-        are unaccounted for, each of those names means one of those cards. Which one does not
-        matter yet: all that can be done to a card that NVML cannot read is to bind it, and then
-        it is read and matched again. Without a driver nothing is done to any of them.
+        Which GPU is meant is never guessed where it would be touched: a stranded card that nobody
+        remembers is missing. But a card that somebody passes through is left alone, and while
+        the whole driver is away that is the trouble, and not the names.
         """
         named = [
             each for each in self.unfound if each[1].kind in (MatchKind.UUID, MatchKind.SERIAL)
@@ -80,8 +98,7 @@ class _Matcher:
             self._pair(passed, away)
             named = [each for each in named if each not in passed]
         stranded = [gpu for gpu in unread if gpu.pci.driver in _OURS]
-        no_driver = self.node.driver.problem is not None
-        if len(named) == len(stranded) or (no_driver and len(named) < len(stranded)):
+        if self.node.driver.problem is not None and len(named) <= len(stranded):
             self._pair(named, stranded)
 
     def _pair(self, named: Sequence[tuple[Entry, MatchItem]], gpus: Sequence[ObservedGpu]) -> None:
@@ -119,16 +136,20 @@ class _Matcher:
         if item.kind is MatchKind.INDEX:
             return self._index(gpu) == item.value
         if item.kind is MatchKind.UUID:
-            uuid = gpu.facts.uuid if gpu.facts else ""
-            return uuid.casefold() == str(item.value).casefold()
-        return self._serial(gpu) == item.value
+            return (self._card(gpu).uuid or "").casefold() == str(item.value).casefold()
+        return self._card(gpu).serial == item.value
 
-    def _serial(self, gpu: ObservedGpu) -> str | None:
-        """What NVML says; for a card that it cannot read, what was there in the last good run."""
+    def _card(self, gpu: ObservedGpu) -> Card:
+        """What NVML says; for a card that it cannot read, the one that was there, unless that
+        one can now be read elsewhere.
+        """
         if gpu.facts is not None:
-            return gpu.facts.serial
-        serial = self.remembered.get(gpu.pf)
-        return serial if serial and self._at(serial) is None else None
+            return Card(gpu.facts.uuid, gpu.facts.serial)
+        known = self.remembered.get(gpu.pf, _NO_CARD)
+        elsewhere = any(g.facts and g.facts.uuid == known.uuid for g in self.node.gpus)
+        if elsewhere or (known.serial and self._at(known.serial) is not None):
+            return _NO_CARD
+        return known
 
     def _index(self, gpu: ObservedGpu) -> int | None:
         """The NVML index the card has, or would have.
@@ -145,8 +166,10 @@ class _Matcher:
             return None
         return next((i for i, g in enumerate(expected) if g.pf == gpu.pf), None)
 
-    def _at(self, serial: str) -> Bdf | None:
+    def _at(self, serial: str | None) -> Bdf | None:
         """Where the card with this serial can be read now."""
+        if serial is None:
+            return None
         return next((g.pf for g in self.node.gpus if g.facts and g.facts.serial == serial), None)
 
     # ------------------------------------------------------------------ what is wrong
@@ -192,7 +215,7 @@ class _Matcher:
         if isinstance(item.value, Bdf):
             wanted = item.value
             gpus = tuple(sorted(gpus, key=lambda gpu: _distance(gpu.pf, wanted)))
-            moved_to = self._at(self.remembered.get(wanted, ""))
+            moved_to = self._at(self.remembered.get(wanted, _NO_CARD).serial)
             if moved_to is not None:
                 return f"the card that was there is now at {moved_to}", str(moved_to)
             there = ", ".join(str(gpu.pf) for gpu in gpus)
@@ -228,15 +251,15 @@ class _Matcher:
         Cards that changed places among themselves are no matter where both are to be the same.
         """
         entry, item = self.named[gpu.pf][0]
-        serial = self.remembered.get(gpu.pf)
+        serial = self.remembered.get(gpu.pf, _NO_CARD).serial
         here = gpu.facts.serial if gpu.facts else None
         if item.kind is not MatchKind.PCI or None in (serial, here) or serial == here:
             return False
-        now = self._at(serial or "")
+        now = self._at(serial)
         if now is None:
             return False  # gone from the node: the card was replaced
         same = any(other.profile == entry.profile for other, _ in self.named.get(now, []))
-        if same and here in self.remembered.values():
+        if same and here in {card.serial for card in self.remembered.values()}:
             return False
         finding = Finding.of(Code.GPU_MOVED, pf=gpu.pf, serial=serial, now=now)
         self._problem(entry, item, finding, str(now))

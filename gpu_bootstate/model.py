@@ -211,6 +211,14 @@ class DesiredState:
 # --------------------------------------------------------------------------- observed
 
 
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Which card it was, wherever it sits: what tells a card that moved from one replaced."""
+
+    uuid: str | None
+    serial: str | None
+
+
 class Framework(Enum):
     """How the kernel offers vGPUs on a VF (host-interfaces.md sections 2 and 3)."""
 

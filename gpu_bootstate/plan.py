@@ -170,6 +170,8 @@ def _not_readable(gpu: ObservedGpu) -> Finding:
     if gpu.pci.driver != PF_DRIVER:
         driver = gpu.pci.driver or "no driver"
         return Finding.of(Code.ON_OTHER_DRIVER, pf=gpu.pf, driver=driver)
+    if gpu.facts is not None and not gpu.vgpu_types:
+        return Finding.of(Code.TYPES_NOT_LISTED, pf=gpu.pf, name=gpu.facts.name)
     what = "the driver says nothing"
     return Finding.of(Code.GPU_UNREADABLE, pf=gpu.pf, operation="reading it", detail=what)
 

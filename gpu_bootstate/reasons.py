@@ -104,6 +104,7 @@ class Code(Enum):
     NVML_UNAVAILABLE = "nvml-unavailable"
     NOT_VGPU_HOST = "not-vgpu-host"
     VGPU_MANAGER_DOWN = "vgpu-manager-down"
+    TYPES_NOT_LISTED = "types-not-listed"
     FABRIC_MANAGER_DOWN = "fabric-manager-down"
     FABRIC_MODE = "fabric-mode"
     OTHER_ACTOR = "other-actor"
@@ -339,6 +340,12 @@ REASONS: dict[Code, Reason] = {
         "Look at `journalctl -u {unit}`, restart it, then `systemctl reload gpu-bootstate`.",
         _UNAV,
     ),
+    Code.TYPES_NOT_LISTED: Reason(
+        "{pf} ({name}) is run by a vGPU host driver that lists no vGPU types for it.",
+        "nvidia-vgpud has not told the driver the types of this GPU, or this card has none.",
+        "Restart nvidia-vgpud, then `systemctl reload gpu-bootstate`.",
+        _UNAV,
+    ),
     Code.FABRIC_MANAGER_DOWN: Reason(
         "{pf} needs a reset, which this board allows only while nvidia-fabricmanager runs; it is "
         "{state} after {waited_s} s.",
@@ -533,7 +540,7 @@ REASONS: dict[Code, Reason] = {
         "With vendor VFIO the VFs stay on nvidia; somebody bound them away. Single VFs cannot be "
         "bound back safely.",
         "Remove what binds them (libvirt `managed='no'`, driverctl, a vfio-pci ids= option), then "
-        "with all VMs off let this unit cycle the VFs: `systemctl reload gpu-bootstate`.",
+        "with all VMs off run `sriov-manage -d {pf}` and `systemctl reload gpu-bootstate`.",
         _REFU,
     ),
     Code.VFS_CYCLED: Reason(

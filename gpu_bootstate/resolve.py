@@ -13,6 +13,7 @@ from gpu_bootstate.geometry import Fault, Geometry, Offer, geometry
 from gpu_bootstate.matching import match
 from gpu_bootstate.model import (
     Bdf,
+    Card,
     DesiredState,
     Entry,
     GpuTarget,
@@ -45,8 +46,10 @@ class Resolution:
     unchecked: tuple[Bdf, ...]
 
 
-def resolve(desired: DesiredState, node: ObservedNode, remembered: Mapping[Bdf, str]) -> Resolution:
-    """``remembered`` is the serial that each PF had in the last good run."""
+def resolve(
+    desired: DesiredState, node: ObservedNode, remembered: Mapping[Bdf, Card]
+) -> Resolution:
+    """``remembered`` is the card that each PF had when it was last read and right."""
     claims = match(desired.entries, node, remembered)
     targets: list[GpuTarget] = []
     deferred: list[tuple[Bdf, Entry]] = []

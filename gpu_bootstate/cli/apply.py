@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gpu_bootstate import report
-from gpu_bootstate.cli.look import View, config_finding, look, look_anyway, remembered_serials
+from gpu_bootstate.cli.look import View, config_finding, look, look_anyway, remembered_cards
 from gpu_bootstate.cli.show import show, text_for
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
@@ -24,7 +24,7 @@ from gpu_bootstate.files import read_json, write_json
 from gpu_bootstate.gate import Gate, GateError
 from gpu_bootstate.hardware.protocol import Hardware
 from gpu_bootstate.lock import Busy, acquire
-from gpu_bootstate.model import Bdf, DesiredState, Plan, Policy, RunOutcome
+from gpu_bootstate.model import Bdf, Card, DesiredState, Plan, Policy, RunOutcome
 from gpu_bootstate.notify import Notifier
 from gpu_bootstate.paths import Paths
 from gpu_bootstate.preflight import wait_until_ready
@@ -114,7 +114,8 @@ class Run:
     listener: Listener
     signal_name: str | None = None
     view: View | None = None
-    _remembered: Mapping[Bdf, str] = field(default_factory=dict)
+    _seen: dict[Bdf, Card] = field(default_factory=dict)
+    _remembered: dict[Bdf, Card] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Any]:
         start = report.RunStart(
@@ -122,7 +123,7 @@ class Run:
         )
         # The result is of this boot and this run: a run that dies leaves "running" behind.
         write_json(self.paths.status, report.running(start))
-        self._remembered = remembered_serials(self.paths)
+        self._remembered = remembered_cards(self.paths)
         try:
             outcome = self._outcome(start.boot_id)
         except GateError as err:
@@ -186,7 +187,11 @@ class Run:
         )
 
     def _replan(self) -> Plan:
-        self.view = look_anyway(self.hw, self.desired, self._remembered)
+        assert self.view is not None  # noqa: S101  # execute asks only after a look
+        # A card that NVML loses sight of in the middle is still the one that was there before.
+        seen = {gpu.pf: gpu.facts for gpu in self.view.node.gpus if gpu.facts}
+        self._seen |= {pf: Card(facts.uuid, facts.serial) for pf, facts in seen.items()}
+        self.view = look_anyway(self.hw, self.desired, {**self._remembered, **self._seen})
         return self.view.plan
 
     def _verified(self, pf: Bdf) -> Mapping[str, object]:
@@ -202,10 +207,13 @@ class Run:
             node=self.view.node if self.view else None,
         )
         write_json(self.paths.status, result)
-        cards = {str(pf): serial for pf, serial in self._remembered.items()}
+        cards = {
+            str(pf): {"uuid": card.uuid, "serial": card.serial}
+            for pf, card in self._remembered.items()
+        }
         for gpu in result["gpus"]:
-            if gpu["condition"] == Condition.CONVERGED.value and gpu["serial"]:
-                cards[gpu["pf"]] = gpu["serial"]
+            if gpu["condition"] == Condition.CONVERGED.value and gpu["uuid"]:
+                cards[gpu["pf"]] = {"uuid": gpu["uuid"], "serial": gpu["serial"]}
         try:
             write_json(self.paths.last_run, {**result, "cards": cards})
         except OSError as err:

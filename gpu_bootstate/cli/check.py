@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gpu_bootstate import report
-from gpu_bootstate.cli.look import View, look, remembered_serials
+from gpu_bootstate.cli.look import View, look, remembered_cards
 from gpu_bootstate.cli.show import show
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
@@ -49,7 +49,7 @@ def _on_node(where: Where, desired: DesiredState) -> View | None:
     with where.hardware(desired.policy) as hw:
         if not hw.pfs():
             return None
-        return look(hw, desired, remembered_serials(where.paths))
+        return look(hw, desired, remembered_cards(where.paths))
 
 
 def _on_board(desired: DesiredState, board: str) -> View:

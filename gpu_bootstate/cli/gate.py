@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpu_bootstate.cli.look import look, remembered_serials
+from gpu_bootstate.cli.look import look, remembered_cards
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
 from gpu_bootstate.gate import Gate, GateError
@@ -24,7 +24,7 @@ def command(where: Where) -> None:
     try:
         desired = load(where.paths, where.config)
         with acquire(where.paths), where.hardware(desired.policy) as hw:
-            view = look(hw, desired, remembered_serials(where.paths))
+            view = look(hw, desired, remembered_cards(where.paths))
             gate = Gate(
                 where.paths,
                 view.node.boot_id,

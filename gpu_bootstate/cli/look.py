@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpu_bootstate.files import read_json
 from gpu_bootstate.hardware.protocol import Hardware
-from gpu_bootstate.model import Bdf, DesiredState, ObservedNode, Plan
+from gpu_bootstate.model import Bdf, Card, DesiredState, ObservedNode, Plan
 from gpu_bootstate.observe import observe
 from gpu_bootstate.paths import Paths
 from gpu_bootstate.plan import make_plan
@@ -53,7 +53,7 @@ class View:
         }
 
 
-def look(hw: Hardware, desired: DesiredState, remembered: Mapping[Bdf, str]) -> View:
+def look(hw: Hardware, desired: DesiredState, remembered: Mapping[Bdf, Card]) -> View:
     """Raises ConfigInvalid when the configuration does not suit this node.
 
     Raises HardwareError only when sysfs itself cannot be read.
@@ -69,7 +69,7 @@ def look(hw: Hardware, desired: DesiredState, remembered: Mapping[Bdf, str]) -> 
     return view
 
 
-def look_anyway(hw: Hardware, desired: DesiredState, remembered: Mapping[Bdf, str]) -> View:
+def look_anyway(hw: Hardware, desired: DesiredState, remembered: Mapping[Bdf, Card]) -> View:
     """As `look`, for the middle of a run: what does not suit becomes a refusal of that GPU."""
     node = observe(hw, parallel=desired.policy.parallel)
     resolution = resolve(desired, node, remembered)
@@ -91,14 +91,14 @@ def config_finding(invalid: ConfigInvalid) -> Finding:
     )
 
 
-def remembered_serials(paths: Paths) -> dict[Bdf, str]:
+def remembered_cards(paths: Paths) -> dict[Bdf, Card]:
     """Which card was where when it last converged, from the last run's record."""
-    cards = (read_json(paths.last_run) or {}).get("cards")
-    serials: dict[Bdf, str] = {}
-    if isinstance(cards, dict):
-        for text, serial in cards.items():
+    recorded = (read_json(paths.last_run) or {}).get("cards")
+    cards: dict[Bdf, Card] = {}
+    if isinstance(recorded, dict):
+        for text, card in recorded.items():
             try:
-                serials[Bdf.parse(str(text))] = str(serial)
-            except ValueError:
+                cards[Bdf.parse(str(text))] = Card(card["uuid"], card["serial"])
+            except (ValueError, TypeError, KeyError):
                 continue  # a damaged record says nothing, and is no reason to stop
-    return serials
+    return cards

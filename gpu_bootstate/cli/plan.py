@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpu_bootstate import report
-from gpu_bootstate.cli.look import look, remembered_serials
+from gpu_bootstate.cli.look import look, remembered_cards
 from gpu_bootstate.cli.show import show
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
@@ -34,7 +34,7 @@ def show_plan(where: Where, form: str, *, drift: bool = False) -> int:
     try:
         desired = load(where.paths, where.config)
         with where.hardware(desired.policy) as hw:
-            plan = look(hw, desired, remembered_serials(where.paths)).plan
+            plan = look(hw, desired, remembered_cards(where.paths)).plan
     except ConfigInvalid as invalid:
         for problem in invalid.problems:
             click.echo(str(problem), err=True)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gpu_bootstate import report
-from gpu_bootstate.cli.look import look, remembered_serials
+from gpu_bootstate.cli.look import look, remembered_cards
 from gpu_bootstate.cli.show import show
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
@@ -77,7 +77,7 @@ def _live(where: Where, hw: Hardware) -> dict[str, Any]:
     except ConfigInvalid as invalid:
         return {"condition": Condition.BAD_CONFIG.value, "problems": _lines(invalid)}
     try:
-        view = look(hw, desired, remembered_serials(where.paths))
+        view = look(hw, desired, remembered_cards(where.paths))
     except ConfigInvalid as invalid:
         return {"condition": Condition.BAD_CONFIG.value, "problems": _lines(invalid)}
     node = report.node_dict(view.node)

@@ -465,11 +465,7 @@ def test_mistakes_in_a_match(body: str, message: str) -> None:
     [
         (
             "{}",
-            ": the profile does not say what the GPU is to be; expected mig, vgpus, mode: none or mode: passthrough",
-        ),
-        (
-            "{mode: vgpu}",
-            ": the profile does not say what the GPU is to be; expected mig, vgpus, mode: none or mode: passthrough",
+            ": the profile does not say what the GPU is to be; expected mig, vgpus or mode",
         ),
         ("{mode: off}", ".mode: 'off' is not valid; expected vgpu, passthrough or none"),
         ("{mode: none, mig: {1g.18gb: 1}}", ": mode none leaves the GPU bare; it cannot have mig"),
@@ -1113,3 +1109,9 @@ def test_the_nearest_word(word: str, found: str | None) -> None:
 
 def test_a_list_without_problems_raises_nothing() -> None:
     ProblemList().raise_if_any(())
+
+
+def test_mode_vgpu_alone_asks_for_vfs_without_types() -> None:
+    text = "version: v1\ngpus: [{match: {index: 0}, profile: {mode: vgpu}}]\n"
+    profile = parse(text, "c.yaml").entries[0].profile
+    assert (profile.mode, profile.mig, profile.vgpus) == (Mode.VGPU, None, ())

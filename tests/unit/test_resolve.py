@@ -13,6 +13,7 @@ import pytest
 from gpu_bootstate.config import parse
 from gpu_bootstate.model import (
     Bdf,
+    Card,
     DriverInfo,
     GpuTarget,
     HostVgpuMode,
@@ -49,7 +50,7 @@ def config(entries: str, **profiles: str) -> str:
 
 
 def resolved(
-    text: str, *gpus: ObservedGpu, remembered: Mapping[Bdf, str] | None = None
+    text: str, *gpus: ObservedGpu, remembered: Mapping[Bdf, Card] | None = None
 ) -> Resolution:
     return resolve(parse(text, "c.yaml"), node(*gpus), remembered or {})
 
@@ -165,16 +166,30 @@ def test_s9_two_entries_for_one_gpu_are_both_named() -> None:
         """
         - match: {pci: "0000:17:00.0"}
           profile: bare
-        - match: {device: "0x2335"}
+        - match: {index: 0}
           profile: bare
         """,
         bare="{mode: none}",
     )
     resolution = resolved(text, *hgx_h200()[:2])
     assert complaints(resolution) == [
-        "c.yaml:7:19: gpus[1].match.device: 0000:17:00.0 is matched by gpus[0] (c.yaml:5:16) and by gpus[1] (c.yaml:7:19)"
+        "c.yaml:7:18: gpus[1].match.index: 0000:17:00.0 is matched by gpus[0] (c.yaml:5:16) and by gpus[1] (c.yaml:7:18)"
     ]
     assert resolution.problems[0].code is Code.GPU_OVERLAP
+
+
+def test_a_model_means_the_cards_that_are_not_named_more_precisely() -> None:
+    text = config(
+        """
+        - match: {device: "0x2335", count: 6}
+          profile: {mode: none}
+        - match: {pci: ["0000:17:00.0", "0000:3d:00.0"]}
+          profile: {mode: passthrough}
+        """
+    )
+    resolution = resolved(text, *hgx_h200())
+    assert complaints(resolution) == []
+    assert [each.mode.value for each in resolution.targets] == ["passthrough"] * 2 + ["none"] * 6
 
 
 def test_s11_only_the_device_that_is_named_becomes_a_target() -> None:
@@ -239,18 +254,22 @@ class TestByIdentity:
     def test_r9_by_address_the_new_card_is_taken(self) -> None:
         text = config('- match: {pci: "0000:17:00.0"}\n  profile: {mode: none}')
         new = with_serial(H200, "1659999999999")
-        assert target(resolved(text, new, remembered={PF_17: "1650000000000"})).pf == PF_17
+        assert (
+            target(resolved(text, new, remembered={PF_17: Card(None, "1650000000000")})).pf == PF_17
+        )
 
     @pytest.mark.parametrize("driver", ["nvidia", "pci-pf-stub", None])
-    def test_a_stranded_card_is_the_one_that_is_unaccounted_for(self, driver: str | None) -> None:
-        text = self.by(
-            "uuid: GPU-00000000-0000-0000-0000-000000000000",
-            "uuid: GPU-00000001-0000-0000-0000-000000000000",
-        )
+    def test_a_stranded_card_is_the_one_that_was_there_and_never_guessed(
+        self, driver: str | None
+    ) -> None:
+        text = self.by("uuid: GPU-00000001-0000-0000-0000-000000000000")
         first, second, *others = hgx_h200()
-        resolution = resolved(text, first, unread(second, driver), *others)
+        cards = (first, unread(second, driver), *others)
+        assert [p.code for p in resolved(text, *cards).problems] == [Code.GPU_MISSING]
+        known = {PF_3D: Card("GPU-00000001-0000-0000-0000-000000000000", None)}
+        resolution = resolved(text, *cards, remembered=known)
         assert complaints(resolution) == []
-        assert [each.pf for each in resolution.targets] == [PF_17, PF_3D]
+        assert [each.pf for each in resolution.targets] == [PF_3D]
 
     def test_two_unread_cards_for_one_uuid_cannot_be_told_apart(self) -> None:
         text = self.by("uuid: GPU-00000000-0000-0000-0000-000000000000")
@@ -275,7 +294,10 @@ class TestByIdentity:
     def test_a_remembered_serial_names_the_stranded_card(self) -> None:
         text = self.by('serial: "1650000000001"')
         first, second, *_ = hgx_h200()
-        remembered = {PF_17: "1650000000000", PF_3D: "1650000000001"}
+        remembered = {
+            PF_17: Card(None, "1650000000000"),
+            PF_3D: Card(None, "1650000000001"),
+        }
         resolution = resolved(
             text, unread(first, None), unread(second, None), remembered=remembered
         )
@@ -316,7 +338,7 @@ class TestByIdentity:
 
 class TestN10MovedCards:
     BY_SLOT = config('- match: {pci: "0000:17:00.0"}\n  profile: {mode: none}')
-    REMEMBERED: Mapping[Bdf, str] = {PF_17: "known"}
+    REMEMBERED: Mapping[Bdf, Card] = {PF_17: Card(None, "known")}
 
     def test_n10_says_where_the_known_card_is_now(self) -> None:
         first, second, *_ = hgx_h200()
@@ -361,7 +383,7 @@ class TestN10MovedCards:
             text,
             with_serial(first, "b"),
             with_serial(second, "a"),
-            remembered={PF_17: "a", PF_3D: "b"},
+            remembered={PF_17: Card(None, "a"), PF_3D: Card(None, "b")},
         )
         assert [problem.code for problem in resolution.problems] == codes
 
