@@ -426,6 +426,10 @@ class _Run:
             self.listener.gpu_finished(outcome)
         conditions = [outcome.condition for outcome in outcomes]
         conditions += [finding.condition for finding in plan.missing]
+        if plan.refusal is not None and not outcomes:
+            # Without a driver it may be that no GPU could be told from another.
+            self._find(plan.refusal)
+            conditions.append(plan.refusal.condition)
         changed = any(gpu.changed for gpu in self.gpus.values())
         return RunOutcome(
             condition=Condition.of_all(conditions, changed=changed),

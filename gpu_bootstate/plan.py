@@ -38,13 +38,6 @@ from gpu_bootstate.reasons import Code, Finding
 PF_DRIVER = "nvidia"
 STUB_DRIVER = "pci-pf-stub"
 
-_BEYOND_US = {
-    RecoveryAction.RESET: "a GPU reset, with every user off it",
-    RecoveryAction.REBOOT: "a reboot of the node",
-    RecoveryAction.DRAIN_P2P: "draining its peer-to-peer traffic",
-    RecoveryAction.DRAIN_AND_RESET: "draining and a reset",
-}
-
 
 def make_plan(
     node: ObservedNode,
@@ -63,7 +56,7 @@ def make_plan(
     """
     by_pf = {gpu.pf: gpu for gpu in node.gpus}
     gpus = [_plan_target(node, by_pf[target.pf], target, policy) for target in targets]
-    gpus += [_plan_deferred(by_pf[pf], profile) for pf, profile in deferred]
+    gpus += [_plan_deferred(node, by_pf[pf], profile) for pf, profile in deferred]
     gpus.sort(key=lambda gpu: gpu.pf)
     gpus = _refuse_beside_driverless(node, gpus)
 
@@ -107,11 +100,11 @@ def _plan_target(
     return replace(plan, steps=_with_persistence_lowered(gpu, facts, steps, policy))
 
 
-def _plan_deferred(gpu: ObservedGpu, profile_name: str) -> GpuPlan:
+def _plan_deferred(node: ObservedNode, gpu: ObservedGpu, profile_name: str) -> GpuPlan:
     plan = GpuPlan(pf=gpu.pf, profile_name=profile_name, target=None, steps=())
     if _is_out_of_sight(gpu):
         return _recover_first(gpu, plan)
-    return replace(plan, refusal=_not_readable(gpu))
+    return replace(plan, refusal=node.driver.problem or _not_readable(gpu))
 
 
 def _is_out_of_sight(gpu: ObservedGpu) -> bool:
@@ -142,8 +135,9 @@ def _usable(node: ObservedNode, gpu: ObservedGpu, target: GpuTarget) -> GpuFacts
     if gpu.pci.driver != PF_DRIVER or gpu.facts is None:
         raise Refused(node.driver.problem or _not_readable(gpu))
     facts = gpu.facts
-    if facts.recovery_action in _BEYOND_US:
-        action = _BEYOND_US[facts.recovery_action]
+    if facts.recovery_action not in (None, RecoveryAction.NONE):
+        # Even a plain reset: the driver asks for it because the GPU is sick, not for our sake.
+        action = facts.recovery_action.name.lower().replace("_", " ")
         raise Refused(Finding.of(Code.GPU_NEEDS_REBOOT, pf=gpu.pf, action=action))
     if facts.mig is not None and None in (facts.mig.current, facts.mig.pending):
         raise Refused(Finding.of(Code.MIG_MODE_UNREADABLE, pf=gpu.pf))

@@ -556,10 +556,10 @@ REASONS: dict[Code, Reason] = {
         _FAIL,
     ),
     Code.SIBLING_DRIVERLESS: Reason(
-        "{pf}: VFs cannot be enabled while {sibling}, a card of the same model that is not in the "
-        "configuration, has no driver.",
+        "{pf}: VFs cannot be switched while {sibling}, a card of the same model, has no driver.",
         "sriov-manage would capture that card for pci-pf-stub and leave it there.",
-        "Bind {sibling} to its driver, or put it in the configuration.",
+        "Bind {sibling} to its driver, or put it in the configuration so that it is bound here; "
+        "if it is there, see what kept it from being bound.",
         _FAIL,
     ),
     Code.NO_SRIOV: Reason(

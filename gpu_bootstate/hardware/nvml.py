@@ -149,7 +149,7 @@ class NvmlGpu:
     def _explained(self, operation: str) -> Iterator[None]:
         try:
             yield
-        except pynvml.NVMLError as err:
+        except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as err:
             kind = _kind(err)
             failure = HardwareError(kind, operation, target=self._pf, detail=str(err))
             if kind in _ENDS_SESSION:
@@ -441,6 +441,9 @@ class NvmlGpu:
 
 
 def _kind(err: Any) -> ErrorKind:
+    if isinstance(err, pynvml.NVMLLibraryMismatchError):
+        # No NVMLError, and raised instead of "function not found" by the lists of processes.
+        return ErrorKind.NOT_SUPPORTED
     return _KINDS.get(err.value, ErrorKind.UNKNOWN)
 
 

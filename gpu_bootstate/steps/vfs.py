@@ -15,7 +15,12 @@ from gpu_bootstate.reasons import Code, Finding
 from gpu_bootstate.steps.context import StepContext, StepFailed, TryAgain
 
 # Kernel messages of sriov_enable (host-interfaces.md 1.5): firmware, so trying again is no use.
-_NO_RESOURCES = ("not enough MMIO resources", "bus number out of range", "IOV BARS not allocated")
+_NO_RESOURCES = (
+    "not enough MMIO resources",
+    "bus number out of range",
+    " out of range of [bus ",
+    "IOV BARS not allocated",
+)
 _LOCK_BUSY = "unbindLock"
 
 

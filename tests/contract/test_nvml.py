@@ -179,6 +179,19 @@ def test_compute_graphics_and_mps_processes_are_listed_once(opened: Opener) -> N
     assert gpu.compute_pids() == (7, 12, 41)
 
 
+@pytest.mark.parametrize("which", ["Compute", "Graphics", "MPSCompute"])
+def test_a_driver_without_one_list_of_processes_still_gives_the_others(
+    opened: Opener, which: str
+) -> None:
+    host, gpu = opened()
+    lists = {"Compute": ("compute", 7), "Graphics": ("graphics", 41), "MPSCompute": ("mps", 12)}
+    for name, pid in lists.values():
+        host.write(f"nvml/gpus/{PF}/{name}", f"{pid}\n")
+    missing = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    plant(host, f"nvmlDeviceGet{which}RunningProcesses_v3", missing)
+    assert set(gpu.compute_pids()) == {7, 12, 41} - {lists[which][1]}
+
+
 def test_every_gpu_is_told_apart_by_its_address(opened: Opener) -> None:
     host, gpu = opened()
     for pf in (PF, OTHER):
@@ -505,6 +518,15 @@ def test_mixed_size_mode_that_the_part_does_not_have(opened: Opener) -> None:
     for gi_id in (None, 7):
         error = failure(gpu.set_mixed_size, enabled=True, gi_id=gi_id)
         assert (error.kind, error.operation) == (ErrorKind.NOT_SUPPORTED, "set mixed-size mode")
+    assert host.calls == []
+
+
+def test_mixed_size_mode_of_a_gpu_without_it_or_with_a_vgpu(opened: Opener) -> None:
+    host, gpu = opened("l40s")
+    host.write(f"nvml/gpus/{PF}/active", "9 1428 a-vm\n")
+    assert failure(gpu.set_mixed_size, enabled=True, gi_id=None).kind is ErrorKind.IN_USE
+    host.nvml(PF, "mixed_size", -1)
+    assert failure(gpu.set_mixed_size, enabled=True, gi_id=None).kind is ErrorKind.NOT_SUPPORTED
     assert host.calls == []
 
 

@@ -17,7 +17,7 @@
  *       types         id framebuffer_mib max_per_gpu max_per_gi gi_profile name with blanks
  *       instances     gi_id profile start size computes busy mixed_size
  *       active        vgpu_instance vgpu_type vm_id
- *       compute       one pid a line
+ *       compute graphics mps    one pid a line
  *
  * -1 in a value file means that the part does not have it: NVML_ERROR_NOT_SUPPORTED. In `resetless`
  * and `recovery`, which are fields with a return code each, -N (2 and more) is error N.
@@ -58,14 +58,38 @@ static int gpu_count, instance_count, session, sessions;
 
 static const char *state(void) { return getenv("FAKE_NVML_STATE"); }
 
+static void path_of(char *path, const char *bdf, const char *name)
+{
+    if (bdf)
+        snprintf(path, PATH_MAX, "%s/gpus/%s/%s", state(), bdf, name);
+    else
+        snprintf(path, PATH_MAX, "%s/%s", state(), name);
+}
+
 static FILE *open_at(const char *bdf, const char *name, const char *mode)
 {
     char path[PATH_MAX];
-    if (bdf)
-        snprintf(path, sizeof path, "%s/gpus/%s/%s", state(), bdf, name);
-    else
-        snprintf(path, sizeof path, "%s/%s", state(), name);
+    path_of(path, bdf, name);
     return fopen(path, mode);
+}
+
+/* Files are replaced whole: the process of another GPU may be reading them. */
+static FILE *start_replacing(void)
+{
+    char path[PATH_MAX], name[32];
+    snprintf(name, sizeof name, "new.%d", getpid());
+    path_of(path, NULL, name);
+    return fopen(path, "w");
+}
+
+static void replace(FILE *file, const char *bdf, const char *name)
+{
+    char from[PATH_MAX], to[PATH_MAX], own[32];
+    fclose(file);
+    snprintf(own, sizeof own, "new.%d", getpid());
+    path_of(from, NULL, own);
+    path_of(to, bdf, name);
+    if (rename(from, to)) abort();
 }
 
 static int value(const char *bdf, const char *name, int missing)
@@ -81,8 +105,8 @@ static int value(const char *bdf, const char *name, int missing)
 
 static void store(const char *bdf, const char *name, int number)
 {
-    FILE *file = open_at(bdf, name, "w");
-    if (file) { fprintf(file, "%d\n", number); fclose(file); }
+    FILE *file = start_replacing();
+    if (file) { fprintf(file, "%d\n", number); replace(file, bdf, name); }
 }
 
 static nvmlReturn_t text(const char *bdf, const char *name, char *buffer, unsigned size)
@@ -135,9 +159,9 @@ static nvmlReturn_t planted(const char *function, const char *bdf)
         count++;
     }
     if (file) fclose(file);
-    if (changed && (file = open_at(NULL, "errors", "w"))) {
+    if (changed && (file = start_replacing())) {
         for (int i = 0; i < count; i++) fputs(lines[i], file);
-        fclose(file);
+        replace(file, NULL, "errors");
     }
     return found;
 }
@@ -396,11 +420,11 @@ static int read_instances(const char *bdf, struct gi_row *rows)
 
 static void write_instances(const char *bdf, const struct gi_row *rows, int count)
 {
-    FILE *file = open_at(bdf, "instances", "w");
+    FILE *file = start_replacing();
     for (int i = 0; file && i < count; i++)
         fprintf(file, "%u %u %u %u %u %u %d\n", rows[i].id, rows[i].profile, rows[i].start,
                 rows[i].size, rows[i].computes, rows[i].busy, rows[i].mixed);
-    if (file) fclose(file);
+    if (file) replace(file, bdf, "instances");
 }
 
 struct profile { unsigned number, id, slices, count, memory; char name[64], places[256]; };
@@ -588,6 +612,7 @@ EXPORT nvmlReturn_t nvmlGpuInstanceSetVgpuHeterogeneousMode(
     struct nvmlGpuInstance_handle *gi = (struct nvmlGpuInstance_handle *)gpuInstance;
     int number;
     BEGIN_IN(gpuInstance);
+    if (mode->version != nvmlVgpuHeterogeneousMode_v1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     row = row_of(gpuInstance, rows, &number);
     if (!row || row->mixed < 0) return NVML_ERROR_NOT_SUPPORTED;
     row->mixed = (int)mode->mode;
@@ -854,7 +879,12 @@ EXPORT nvmlReturn_t nvmlDeviceSetVgpuHeterogeneousMode(nvmlDevice_t device,
 {
     BEGIN_ON(device);
     if (mode->version != nvmlVgpuHeterogeneousMode_v1) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if (value(device->bdf, "mig_current", 0) == 1) return NVML_ERROR_NOT_SUPPORTED;
+    if (value(device->bdf, "mig_current", 0) == 1 || value(device->bdf, "mixed_size", -1) < 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    FILE *active = open_at(device->bdf, "active", "r");
+    int used = active && fgetc(active) != EOF;
+    if (active) fclose(active);
+    if (used) return NVML_ERROR_IN_USE;
     store(device->bdf, "mixed_size", (int)mode->mode);
     record("set_mixed_size", device->bdf, mode->mode ? "1" : "0");
     return NVML_SUCCESS;
