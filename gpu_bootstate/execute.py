@@ -8,8 +8,8 @@ failure takes that GPU out and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpu_bootstate.deadline import Deadline, RunEnded
 from gpu_bootstate.failures import explain
@@ -34,6 +34,7 @@ from gpu_bootstate.model import (
 )
 from gpu_bootstate.progress import Listener
 from gpu_bootstate.reasons import Code, Condition, Finding
+from gpu_bootstate.side_by_side import side_by_side
 from gpu_bootstate.steps.context import StepContext, StepFailed
 from gpu_bootstate.steps.perform import perform
 from gpu_bootstate.steps.vfs import vfs_appear
@@ -266,17 +267,16 @@ class _Run:
         if not chains:
             return
         self.deadline.check("the next step")
-        workers = min(self.policy.parallel, len(chains))
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            futures = [pool.submit(run, chain) for chain in chains]
-        ended: BaseException | None = None
-        for future in futures:
-            error = future.exception()
-            # All have finished; what must end the run is raised once they have.
-            if error is not None and (ended is None or isinstance(ended, RunEnded)):
-                ended = error
-        if ended is not None:
-            raise ended
+        tasks = [partial(run, chain) for chain in chains]
+        errors = [
+            error
+            for error in side_by_side(tasks, limit=self.policy.parallel)
+            if isinstance(error, BaseException)
+        ]
+        # The unexplained comes before a run that was only told to end.
+        errors.sort(key=lambda error: isinstance(error, RunEnded))
+        if errors:
+            raise errors[0]
 
     def _steps(
         self, gpu: _Gpu, phase: Phase, *, only: type[Step] | tuple[type[Step], ...] = Step

@@ -5,11 +5,12 @@ A read that fails belongs to its GPU: it becomes a finding there and hides no ot
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from gpu_bootstate.failures import explain
 from gpu_bootstate.hardware.protocol import PF_DRIVER, Hardware, HardwareError
 from gpu_bootstate.model import Bdf, DriverInfo, ObservedGpu, ObservedNode, PciFunction
+from gpu_bootstate.side_by_side import side_by_side
 
 VGPUD = "nvidia-vgpud.service"
 VGPU_MGR = "nvidia-vgpu-mgr.service"
@@ -21,8 +22,13 @@ def observe(hw: Hardware, *, parallel: int = 8) -> ObservedNode:
     driver = hw.driver_info()
     pfs = hw.pfs()
     # GPUs side by side: a sick one may take its whole read limit.
-    with ThreadPoolExecutor(max_workers=max(1, min(parallel, len(pfs)))) as pool:
-        gpus = tuple(pool.map(lambda pci: _observe_pf(hw, pci, driver), pfs))
+    gpus = []
+    for found in side_by_side(
+        [partial(_observe_pf, hw, pci, driver) for pci in pfs], limit=parallel
+    ):
+        if isinstance(found, BaseException):
+            raise found
+        gpus.append(found)
     return ObservedNode(
         boot_id=hw.boot_id(),
         driver=driver,
@@ -31,7 +37,7 @@ def observe(hw: Hardware, *, parallel: int = 8) -> ObservedNode:
         fabric_manager=hw.unit_state(FABRIC_MANAGER),
         fabric_mode=hw.fabric_mode(),
         actors=hw.actors(),
-        gpus=gpus,
+        gpus=tuple(gpus),
     )
 
 

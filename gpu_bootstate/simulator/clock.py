@@ -16,18 +16,18 @@ class Clock:
         """``pace``: real seconds slept for each virtual second, so that people can watch."""
         self.pace = pace
         self._lock = threading.Lock()
-        self._main = threading.get_ident()
+        self._main = threading.current_thread()
         self._epoch = start_s
         self._farthest = start_s
-        self._times: dict[int, float] = {}
+        self._times: dict[threading.Thread, float] = {}
         self._wake = threading.Event()
 
     def now(self) -> float:
-        me = threading.get_ident()
+        me = threading.current_thread()
         with self._lock:
-            if me == self._main:
+            if me is self._main:
                 self._epoch = self._farthest
-                self._times.clear()  # the threads of a finished pool; their numbers are reused
+                self._times.clear()  # of threads that have ended
                 return self._epoch
             return self._times.setdefault(me, self._epoch)
 
@@ -35,7 +35,7 @@ class Clock:
         """Let that much time pass for this thread."""
         now = self.now() + max(0.0, seconds)
         with self._lock:
-            self._times[threading.get_ident()] = now
+            self._times[threading.current_thread()] = now
             self._farthest = max(self._farthest, now)
         if self.pace and seconds > 0:
             self._wake.wait(seconds * self.pace)
