@@ -172,7 +172,9 @@ def test_sigterm_ends_the_run_and_says_how_far_it_got(hgx: Shell) -> None:
 
 def test_a_bad_file_is_exit_4_with_every_problem_and_its_place(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text("version: v1\nprofilse: {}\ngpus:\n  - match: {pci: nonsense}\n    profile: nope\n")
+    bad.write_text(
+        "version: v1\nprofilse: {}\ngpus:\n  - match: {pci: nonsense}\n    profile: nope\n"
+    )
     shell = Shell(tmp_path / "sim", "hgx-h200-8", bad)
     process = shell.start("apply")
     _, err = process.communicate()
