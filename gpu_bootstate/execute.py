@@ -96,28 +96,19 @@ def execute(
     return run.whole(plan)
 
 
+@dataclass(slots=True)
 class _Run:
-    def __init__(
-        self,
-        hw: Hardware,
-        replan: Callable[[], Plan],
-        verified: Callable[[Bdf], Mapping[str, object]],
-        policy: Policy,
-        gate: Gate,
-        listener: Listener,
-        deadline: Deadline,
-    ) -> None:
-        self.hw = hw
-        self.replan = replan
-        self.verified = verified
-        self.policy = policy
-        self.gate = gate
-        self.listener = listener
-        self.deadline = deadline
-        self.gpus: dict[Bdf, _Gpu] = {}
-        self.findings: list[Finding] = []
-        self.stopped_units: list[str] = []
-        self.phase_s: dict[Phase, float] = {}
+    hw: Hardware
+    replan: Callable[[], Plan]
+    verified: Callable[[Bdf], Mapping[str, object]]
+    policy: Policy
+    gate: Gate
+    listener: Listener
+    deadline: Deadline
+    gpus: dict[Bdf, _Gpu] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    stopped_units: list[str] = field(default_factory=list)
+    phase_s: dict[Phase, float] = field(default_factory=dict)
 
     def whole(self, plan: Plan) -> RunOutcome:
         started_s = self.hw.now()
@@ -362,8 +353,12 @@ class _Run:
         for unit in units:
             if not self.hw.unit_state(unit).is_active:
                 continue
+            # Noted first: whatever becomes of the stop, it is to run again afterwards.
             self.stopped_units.append(unit)
-            self.hw.stop_unit(unit)
+            try:
+                self.hw.stop_unit(unit)
+            except HardwareError:
+                continue  # it is seen not to stop below, and to hold the GPU at the step
         until = self.hw.now() + self.policy.call_s
         for unit in self.stopped_units:
             while self.hw.unit_state(unit).active_state not in ("inactive", "failed"):
@@ -426,6 +421,7 @@ class _Run:
             self.listener.gpu_finished(outcome)
         conditions = [outcome.condition for outcome in outcomes]
         conditions += [finding.condition for finding in plan.missing]
+        conditions += [f.condition for f in self.findings if f.code is Code.UNIT_NOT_STARTED]
         if plan.refusal is not None and not outcomes:
             # Without a driver it may be that no GPU could be told from another.
             self._find(plan.refusal)

@@ -176,7 +176,7 @@ class Policy:
     tool_s: float = 120.0  # one call of sriov-manage
     reset_s: float = 60.0  # one GPU reset
     call_s: float = 30.0  # one NVML call or sysfs write that changes something
-    read_s: float = 10.0  # one read
+    read_s: float = 60.0  # one read; opening a GPU that nobody holds open takes seconds
     attempts: int = 4  # tries of a step that fails for a transient reason
     backoff_s: float = 1.0  # first pause between tries; doubles
     backoff_max_s: float = 8.0
@@ -209,6 +209,10 @@ class DesiredState:
 
 
 # --------------------------------------------------------------------------- observed
+
+
+PF_DRIVER = "nvidia"
+STUB_DRIVER = "pci-pf-stub"  # where sriov-manage parks a PF while it enables VFs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 
 from gpu_bootstate.failures import explain
-from gpu_bootstate.hardware.protocol import PF_DRIVER, Hardware, HardwareError
-from gpu_bootstate.model import Bdf, DriverInfo, ObservedGpu, ObservedNode, PciFunction
+from gpu_bootstate.hardware.protocol import Hardware, HardwareError
+from gpu_bootstate.model import PF_DRIVER, Bdf, DriverInfo, ObservedGpu, ObservedNode, PciFunction
 from gpu_bootstate.side_by_side import side_by_side
 
 VGPUD = "nvidia-vgpud.service"

@@ -13,6 +13,8 @@ from dataclasses import replace
 from gpu_bootstate.difference import Refused, steps_between
 from gpu_bootstate.in_use import PERSISTENCED, blocking_clients, is_persistenced, users
 from gpu_bootstate.model import (
+    PF_DRIVER,
+    STUB_DRIVER,
     Actor,
     Bdf,
     BindDriver,
@@ -34,9 +36,6 @@ from gpu_bootstate.model import (
     Step,
 )
 from gpu_bootstate.reasons import Code, Finding
-
-PF_DRIVER = "nvidia"
-STUB_DRIVER = "pci-pf-stub"
 
 
 def make_plan(

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_bootstate.hardware.protocol import PF_DRIVER, STUB_DRIVER, ErrorKind, HardwareError
-from gpu_bootstate.model import Bdf, Framework, PciFunction, Vf
+from gpu_bootstate.hardware.protocol import ErrorKind, HardwareError
+from gpu_bootstate.model import PF_DRIVER, STUB_DRIVER, Bdf, Framework, PciFunction, Vf
 
 _NVIDIA = 0x10DE
 _DISPLAY_CLASSES = (0x0300, 0x0302)  # VGA controller, 3D controller

@@ -38,10 +38,7 @@ from gpu_bootstate.model import (
     VgpuType,
 )
 
-PF_DRIVER = "nvidia"
 _MESSAGE_LENGTH = 300
-
-STUB_DRIVER = "pci-pf-stub"  # where sriov-manage parks a PF while it enables VFs
 
 
 class ErrorKind(Enum):
@@ -89,7 +86,7 @@ class HardwareError(Exception):
 class CallLimits:
     """Seconds that a single call may take before it counts as hung."""
 
-    read_s: float = 10.0
+    read_s: float = 60.0
     call_s: float = 30.0
 
 

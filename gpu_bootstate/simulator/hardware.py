@@ -8,12 +8,9 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gpu_bootstate.hardware.protocol import (
-    PF_DRIVER,
-    STUB_DRIVER,
     ActivationStatus,
     CallLimits,
     ErrorKind,
@@ -21,6 +18,8 @@ from gpu_bootstate.hardware.protocol import (
     ToolResult,
 )
 from gpu_bootstate.model import (
+    PF_DRIVER,
+    STUB_DRIVER,
     ActiveVgpu,
     Actor,
     Bdf,
@@ -45,7 +44,7 @@ from gpu_bootstate.reasons import Code, Finding
 from gpu_bootstate.simulator.clock import Clock
 from gpu_bootstate.simulator.faults import due, error_kind
 from gpu_bootstate.simulator.node import SimNode, vf_is_ready
-from gpu_bootstate.simulator.state import GpuState, UnitChange, VfState
+from gpu_bootstate.simulator.state import Call, GpuState, UnitChange, VfState
 
 if TYPE_CHECKING:
     from gpu_bootstate.simulator.store import Store
@@ -76,17 +75,6 @@ _UNIT_STOPS_S = 0.5
 
 class Killed(BaseException):
     """The process has been killed; nothing that it does afterwards reaches the node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call that changes something, as it was made; ``ok`` False when it raised."""
-
-    time_s: float
-    verb: str
-    target: str
-    arguments: str
-    ok: bool
 
 
 class SimHardware:

@@ -11,14 +11,20 @@ import uuid
 
 from gpu_bootstate.catalog.reader import Board, NodeSpec, board, node_spec
 from gpu_bootstate.hardware.protocol import (
-    PF_DRIVER,
-    STUB_DRIVER,
     ActivationStatus,
     ErrorKind,
     HardwareError,
     ToolResult,
 )
-from gpu_bootstate.model import Bdf, GiProfile, HolderKind, Placement, VgpuType
+from gpu_bootstate.model import (
+    PF_DRIVER,
+    STUB_DRIVER,
+    Bdf,
+    GiProfile,
+    HolderKind,
+    Placement,
+    VgpuType,
+)
 from gpu_bootstate.simulator.state import (
     NEVER,
     GiState,

@@ -145,6 +145,17 @@ class NodeState:
     faults: list[FaultState] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that changes something, as it was made; ``ok`` False when it raised."""
+
+    time_s: float
+    verb: str
+    target: str
+    arguments: str
+    ok: bool
+
+
 def to_json(state: NodeState) -> dict[str, Any]:
     return dataclasses.asdict(state)
 

@@ -15,14 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_bootstate.files import write_atomic
 from gpu_bootstate.simulator.node import SimNode, new_node
-from gpu_bootstate.simulator.state import from_json, to_json
-
-if TYPE_CHECKING:
-    from gpu_bootstate.simulator.hardware import Call
+from gpu_bootstate.simulator.state import Call, from_json, to_json
 
 
 class DamagedStore(Exception):

@@ -9,14 +9,13 @@ from typing import TypeVar
 from gpu_bootstate.deadline import Deadline
 from gpu_bootstate.failures import is_of_the_gpu
 from gpu_bootstate.hardware.protocol import (
-    PF_DRIVER,
     ErrorKind,
     Hardware,
     HardwareError,
     ToolResult,
 )
 from gpu_bootstate.in_use import blocking_clients, users
-from gpu_bootstate.model import Bdf, Holder, Policy, Step, StepStatus
+from gpu_bootstate.model import PF_DRIVER, Bdf, Holder, Policy, Step, StepStatus
 from gpu_bootstate.progress import Listener
 from gpu_bootstate.reasons import Code, Finding
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from gpu_bootstate.failures import is_of_the_gpu
-from gpu_bootstate.hardware.protocol import PF_DRIVER, STUB_DRIVER, HardwareError
+from gpu_bootstate.hardware.protocol import HardwareError
 from gpu_bootstate.in_use import is_persistenced
-from gpu_bootstate.model import Bdf, BindDriver, LowerPersistence, ReleaseUnbindLock, StepStatus
+from gpu_bootstate.model import (
+    PF_DRIVER,
+    STUB_DRIVER,
+    Bdf,
+    BindDriver,
+    LowerPersistence,
+    ReleaseUnbindLock,
+    StepStatus,
+)
 from gpu_bootstate.reasons import Code, Finding
 from gpu_bootstate.steps.context import StepContext, StepFailed, TryAgain
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from gpu_bootstate.hardware.protocol import (
-    PF_DRIVER,
-    STUB_DRIVER,
     ErrorKind,
     HardwareError,
     ToolResult,
 )
-from gpu_bootstate.model import AwaitVfs, Bdf, DisableVfs, EnableVfs, StepStatus
+from gpu_bootstate.model import (
+    PF_DRIVER,
+    STUB_DRIVER,
+    AwaitVfs,
+    Bdf,
+    DisableVfs,
+    EnableVfs,
+    StepStatus,
+)
 from gpu_bootstate.preflight import VGPU_MGR, wait_for_unit
 from gpu_bootstate.reasons import Code, Finding
 from gpu_bootstate.steps.context import StepContext, StepFailed, TryAgain

@@ -358,7 +358,7 @@ gpus:
     profile: {{mig: {{4g.71gb: 1, 1g.18gb: 3}}, vgpus: {{H200X-4-71C: 1, H200X-1-18C: 3}}}}
   - match: {{pci: "{B}"}}
     profile: {{vgpus: {{H200X-141C: 1}}}}
-policy: {{sriov-manage: {SRIOV_MANAGE}, backoff: 0.05, backoff-max: 0.1, read-timeout: 5}}
+policy: {{sriov-manage: {SRIOV_MANAGE}, backoff: 0.05, backoff-max: 0.1, read-timeout: 30}}
 """
 
 
@@ -415,7 +415,7 @@ def test_a_tool_that_does_nothing_twice_is_run_a_third_time_V1(host: Host) -> No
 
 def test_a_tool_that_hangs_is_ended_and_the_other_gpu_comes_up(host: Host) -> None:
     host.write("sriov-manage.plan", "hang")
-    config = CONFIG.replace("read-timeout: 5", "read-timeout: 5, tool-timeout: 1")
+    config = CONFIG.replace("read-timeout: 30", "read-timeout: 30, tool-timeout: 2")
     result = host.json("apply", config=config)
     assert result["exit_code"] == 2, result
     assert [gpu["reason"] for gpu in result["gpus"]] == ["tool-hung", None]
@@ -436,7 +436,7 @@ def test_a_hung_nvml_read_of_one_gpu_keeps_neither_the_other_nor_the_process(hos
     fifo = host.state / "gpus" / A / "serial"
     fifo.unlink()
     os.mkfifo(fifo)  # reading it blocks for ever, as a sick GPU does
-    config = CONFIG.replace("read-timeout: 5", "read-timeout: 1")
+    config = CONFIG.replace("read-timeout: 30", "read-timeout: 5")
     result = host.json("apply", config=config)
     assert result["exit_code"] == 2, result
     assert [gpu["reason"] for gpu in result["gpus"]] == ["gpu-hung", None]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from gpu_bootstate.model import HolderKind
-from gpu_bootstate.simulator.hardware import Call
+from gpu_bootstate.simulator.state import Call
 from tests.support.node import Node, config
 
 

@@ -15,11 +15,12 @@ from gpu_bootstate.paths import Paths
 from gpu_bootstate.progress import Silent
 from gpu_bootstate.reasons import Finding
 from gpu_bootstate.simulator.faults import parse_fault
-from gpu_bootstate.simulator.hardware import Call, SimHardware
+from gpu_bootstate.simulator.hardware import SimHardware
 from gpu_bootstate.simulator.node import VGPU_MGR, SimNode, new_node
 from gpu_bootstate.simulator.state import (
     NEVER,
     ActorState,
+    Call,
     GpuState,
     HolderState,
     SimUnit,
