@@ -45,15 +45,21 @@ class Listened(Silent):
 class Watched(SimHardware):
     """Notes every change that is made while the node's gate is open."""
 
-    def __init__(self, node: SimNode, paths: Paths) -> None:
+    def __init__(
+        self, node: SimNode, paths: Paths, events: dict[str, Callable[[], object]]
+    ) -> None:
         super().__init__(node)
         self._gate = paths.ready
+        self._events = events
         self.under_an_open_gate: list[Call] = []
 
     def _note(self, call: Call) -> None:
         if self._gate.exists():
             self.under_an_open_gate.append(call)
         super()._note(call)
+        event = self._events.pop(call.verb, None)
+        if event is not None:
+            event()
 
 
 class Node:
@@ -66,6 +72,12 @@ class Node:
         self.said: list[Finding] = []
         self.waits: list[str] = []
         self.under_an_open_gate: list[Call] = []
+        self._events: dict[str, Callable[[], object]] = {}
+
+    def after(self, verb: str, event: Callable[[], object]) -> Node:
+        """Something happens to the node right after the first call of this verb."""
+        self._events[verb] = event
+        return self
 
     # ------------------------------------------------------------------ how it is
 
@@ -198,7 +210,7 @@ class Node:
 
     def apply(self, config: str | DesiredState) -> dict[str, Any]:
         """A whole run; returns what status.json has. ``calls`` then has this run's changes."""
-        hw = Watched(self.sim, self.paths)
+        hw = Watched(self.sim, self.paths, self._events)
         listened = Listened()
         run = Run(self.paths, hw, _desired(config), listened)
         try:
