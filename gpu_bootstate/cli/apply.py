@@ -155,7 +155,7 @@ class Run:
             gate_open = _is_open(self.paths, boot_id)
             return _ended(self.hw, config_finding(invalid), gate_open=gate_open)
         plan = self.view.plan
-        gate = self._gate(boot_id, tuple(gpu.pf for gpu in plan.gpus), absent=len(plan.missing))
+        gate = self._gate(boot_id, tuple(gpu.pf for gpu in plan.gpus), absent=self.view.absent)
         gate.discard_stale()
         if missing is not None:
             plan = _refused(plan, missing)

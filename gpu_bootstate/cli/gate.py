@@ -31,7 +31,7 @@ def command(where: Where) -> None:
                 configured=tuple(gpu.pf for gpu in view.plan.gpus),
                 files=desired.gate_files,
                 policy=desired.policy.gate,
-                absent=len(view.plan.missing),
+                absent=view.absent,
                 digest=desired.digest,
                 wall_time=hw.wall_time,
             )

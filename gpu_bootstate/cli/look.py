@@ -24,6 +24,13 @@ class View:
     resolution: Resolution
     plan: Plan
 
+    @property
+    def absent(self) -> int:
+        """How much of the configuration could be tied to no GPU: each of these keeps the gate of
+        the node shut under policy `all`, whatever the GPUs are that could.
+        """
+        return len(self.plan.missing) + len(self.resolution.problems)
+
     def verified(self, pf: Bdf) -> dict[str, object]:
         """What this look saw of a GPU whose plan came out empty; goes into its gate file."""
         gpu = self.node.gpu(pf)

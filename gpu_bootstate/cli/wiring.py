@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from gpu_bootstate.hardware.protocol import CallLimits, Hardware
 from gpu_bootstate.model import Policy
 from gpu_bootstate.paths import Paths
@@ -42,9 +44,18 @@ class Where:
 
     def store(self) -> Store:
         """The simulated node; made fresh when the directory is empty."""
-        from gpu_bootstate.simulator.store import Store
+        from gpu_bootstate.catalog.reader import UnknownBoard
+        from gpu_bootstate.simulator.store import DamagedStore, Store
 
-        return Store.open(self.simulated_dir, str(self.board))
+        try:
+            store = Store.open(self.simulated_dir, str(self.board))
+            store.read()
+        except UnknownBoard as err:
+            raise click.BadParameter(str(err), param_hint="--simulate") from None
+        except DamagedStore as err:
+            again = "`simulate new` makes a fresh node"
+            raise click.ClickException(f"the simulated node is damaged: {err}; {again}") from None
+        return store
 
     @contextmanager
     def hardware(self, policy: Policy) -> Iterator[Hardware]:

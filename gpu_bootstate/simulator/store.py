@@ -59,7 +59,7 @@ class Store:
             try:
                 data = json.loads(self._file.read_text(encoding="utf-8"))
                 self._node = SimNode(from_json(data))
-            except (ValueError, TypeError, KeyError) as err:
+            except (ValueError, TypeError, KeyError, AttributeError) as err:
                 raise DamagedStore(f"{self._file}: {err}") from err
             self._seen = stamp
         return self._node

@@ -451,3 +451,13 @@ def test_a_guest_without_the_vgpu_host_driver_is_told_so(tmp_path: Path) -> None
         assert done.returncode == 5, (command, done.stdout, done.stderr)
         assert "is not run by a vGPU host driver" in done.stdout
     assert host.calls == []
+
+
+def test_a_host_without_a_driver_is_exit_5_and_its_gate_stays_shut(tmp_path: Path) -> None:
+    host = Host(tmp_path, {})
+    (tmp_path / "sys/module/nvidia/version").unlink()
+    config = f'version: v1\npolicy: {{manager-wait: 0.5}}\ngpus: [{{match: {{pci: "{A}"}}, '
+    config += "profile: {mode: none}}]\n"
+    assert host.command("apply", config=config).returncode == 5
+    assert host.command("gate").returncode == 1
+    assert not (tmp_path / "run/gpu-bootstate/ready").exists()

@@ -166,6 +166,7 @@ def test_N13_a_version_mismatch_is_exit_5_with_both_versions_at_once(node: NodeM
     made.sim.state.library_version = "595.45.04"
     result = made.apply(config({A: WHOLE}))
     assert (result["exit_code"], made.calls, made.waits) == (5, [], [])
+    assert not made.ready
     assert "version 580.159.04, the NVML library 595.45.04" in result["gpus"][0]["message"]
 
 
@@ -176,7 +177,7 @@ def test_N13_also_where_no_gpu_can_be_told_by_its_uuid(node: NodeMaker) -> None:
     for pf in PFS[1:]:
         made.removed(pf)
     result = made.apply(text)
-    assert (result["exit_code"], made.calls) == (5, [])
+    assert (result["exit_code"], made.calls, made.ready) == (5, [], False)
     assert "595.45.04" in result["summary"]
 
 

@@ -253,3 +253,15 @@ def test_the_boot_path_loads_neither_simulator_nor_catalog_nor_pyudev(tmp_path: 
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=REPO
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("damage", ["{", '{"board": 1}', "[]", "\\x00"])
+def test_a_damaged_node_and_an_unknown_board_are_told_in_a_sentence(
+    hgx: Shell, damage: str
+) -> None:
+    hgx.run("plan")
+    (hgx.directory / "node.json").write_text(damage)
+    hgx.run("status", code=1)
+    hgx.run("simulate", "new")
+    hgx.run("plan")
+    Shell(hgx.directory / "other", "hgx-h200-9").run("plan", code=2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.node import NodeMaker, config
 
 A, B = "0000:17:00.0", "0000:3d:00.0"
@@ -112,3 +114,14 @@ def test_N22_no_configuration_is_a_success_with_an_open_gate(node: NodeMaker) ->
     made = node("hgx-h200-8")
     result = made.apply("version: v1\ngpus: []\n")
     assert (result["exit_code"], made.calls, made.ready) == (0, [], True)
+
+
+@pytest.mark.parametrize("policy", ["all", "any"])
+def test_without_a_driver_no_gate_opens_even_where_no_gpu_can_be_told(
+    node: NodeMaker, policy: str
+) -> None:
+    made = node("hgx-h200-8")
+    made.sim.state.module_version = None
+    for match in (A, "{uuid: GPU-12345678-0000-0000-0000-000000000000}", "{index: 60}"):
+        result = made.apply(config({match: WHOLE}, policy=f"{{gate: {policy}, manager-wait: 5}}"))
+        assert (result["exit_code"], result["gate"]["open"], made.ready) == (5, False, False)

@@ -87,6 +87,54 @@ def test_a_sibling_that_loses_its_driver_in_between_is_not_captured(node: NodeMa
     assert made.gpu(B).driver is None
 
 
+def test_a_client_that_comes_in_the_middle_of_a_phase_keeps_the_tool_from_being_run(
+    node: NodeMaker,
+) -> None:
+    made = _carved(node)
+    made.after("set_vgpu_type", lambda: made.with_client(A, "nvidia-smi"))
+    result = made.apply(config({A: WHOLE}, policy="{attempts: 2}"))
+    assert (result["gpus"][0]["reason"], result["gpus"][0]["stopped_in"]) == ("held", "removals")
+    assert "sriov_manage" not in made.verbs()
+
+
+def test_a_card_that_loses_its_driver_in_the_middle_of_a_phase_is_not_captured(
+    node: NodeMaker,
+) -> None:
+    made = node("hgx-h200-8")
+    other = "0000:60:00.0"
+    made.after("sriov_manage", lambda: made.stranded(other, None))
+    result = made.apply(config({A: WHOLE, B: WHOLE}))
+    assert [gpu["reason"] for gpu in result["gpus"]] == [None, "sibling-driverless"]
+    assert made.gpu(other).driver is None
+
+
+def test_a_vm_that_only_nvml_knows_of_is_in_use_all_the_same(node: NodeMaker) -> None:
+    made = _carved(node).with_unseen_vm(A, 0)
+    result = made.apply(config({A: WHOLE}))
+    assert (result["exit_code"], made.calls) == (3, [])
+    assert "VM vm-uuid" in result["gpus"][0]["message"]
+
+
+def test_instances_that_the_driver_brings_back_by_itself_are_dealt_with(node: NodeMaker) -> None:
+    made = node("hgx-h200-8")
+    made.after("sriov_manage", lambda: made.with_instances(A, ("3g.71gb", 0)))
+    result = made.apply(config({A: SEVEN}))
+    assert result["exit_code"] == 0, result["gpus"][0]["message"]
+    assert all(call.ok for call in made.calls)
+    assert {name for name, _ in made.layout(A)} == {"1g.18gb"}
+
+
+def test_services_are_stopped_under_a_gate_that_is_closed(node: NodeMaker) -> None:
+    made = node("hgx-h200-8").with_unit("nvidia-dcgm.service", "active")
+    text = config({A: WHOLE}, policy="{holders: {stop: [nvidia-dcgm.service]}}")
+    assert made.apply(text)["exit_code"] == 0
+    made.sim.reload_driver()
+    made.with_unit("nvidia-dcgm.service", "active")
+    assert made.apply(text)["exit_code"] == 0
+    assert made.calls[0].verb == "stop_unit"
+    assert made.under_an_open_gate == []
+
+
 def test_another_run_of_the_tool_is_waited_for(node: NodeMaker) -> None:
     made = node("hgx-h200-8").with_actor("process", "sriov-manage", "pid 77", seconds=4.0)
     assert made.apply(config({A: WHOLE}))["exit_code"] == 0
@@ -147,3 +195,35 @@ def test_what_somebody_undoes_behind_our_back_is_not_called_verified(
     assert result["exit_code"] == 1
     assert not made.ready
     assert count < 10
+
+
+def test_a_tool_that_hangs_is_ended_its_lock_released_and_not_run_again(node: NodeMaker) -> None:
+    made = node("hgx-h200-8").fault(f"sriov_manage {A} hang")
+    result = made.apply(config({A: WHOLE, B: WHOLE}))
+    assert result["exit_code"] == 2
+    assert [gpu["reason"] for gpu in result["gpus"]] == ["tool-hung", None]
+    assert made.verbs(A).count("sriov_manage") == 1
+    assert "release_unbind_lock" in made.verbs(A)
+    assert made.gpu(A).unbind_lock is False
+
+
+def test_a_type_that_landed_on_an_instance_of_another_profile_is_told(node: NodeMaker) -> None:
+    made = node("hgx-h200-8")
+
+    def misplace() -> None:
+        gpu = made.gpu(A)
+        gpu.vfs[0].gi_id = next(gi.gi_id for gi in gpu.instances if gi.gi_profile_id == 14)
+
+    made.after("set_vgpu_type", misplace)
+    result = made.apply(config({A: "{mig: {2g.35gb: 1, 1g.18gb: 1}, vgpus: {H200X-1-18C: 1}}"}))
+    assert (result["exit_code"], result["gpus"][0]["reason"]) == (1, "type-wrong-instance")
+    assert not made.ready
+
+
+def test_a_daemon_that_keeps_the_gpu_open_with_persistence_off_stops_the_rest(
+    node: NodeMaker,
+) -> None:
+    made = node("hgx-h200-8").with_client(A, "nvidia-persiste", "nvidia-persistenced.service")
+    result = made.apply(config({A: WHOLE}, policy="{attempts: 2}"))
+    assert (result["exit_code"], result["gpus"][0]["reason"]) == (1, "persistence-not-lowered")
+    assert "sriov_manage" not in made.verbs()

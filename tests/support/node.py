@@ -125,6 +125,13 @@ class Node:
             vm=name,
         )
 
+    def with_unseen_vm(self, pf: str, vf_index: int, name: str = "vm-uuid") -> Node:
+        """NVML knows of it; its process is in another namespace."""
+        vf = self.gpu(pf).vfs[vf_index]
+        device = "/dev/vfio/devices/vfio3"
+        more = {"vf": vf.bdf, "vm": name, "hidden": True}
+        return self._holder(pf, name="qemu", kind=HolderKind.VM, device=device, **more)
+
     def with_compute(self, pf: str, name: str = "python3") -> Node:
         return self._holder(pf, name=name, kind=HolderKind.COMPUTE, device="/dev/nvidia-uvm")
 
