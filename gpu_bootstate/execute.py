@@ -280,6 +280,8 @@ class _Run:
                 continue
             self.listener.step_started(step)
             started_s = self.hw.now()
+            # Noted before it is tried: half done or not, the mode is put back at the end.
+            gpu.persistence_lowered |= isinstance(step, LowerPersistence)
             try:
                 status = perform(gpu.ctx, step)
             except StepFailed as failed:
@@ -288,8 +290,6 @@ class _Run:
             except RunEnded as ended:
                 self._record(gpu, step, StepStatus.FAILED, started_s, ended.finding)
                 raise
-            if isinstance(step, LowerPersistence) and status is StepStatus.DONE:
-                gpu.persistence_lowered = True
             self._record(gpu, step, status, started_s)
 
     def _record(

@@ -226,4 +226,5 @@ def test_a_daemon_that_keeps_the_gpu_open_with_persistence_off_stops_the_rest(
     made = node("hgx-h200-8").with_client(A, "nvidia-persiste", "nvidia-persistenced.service")
     result = made.apply(config({A: WHOLE}, policy="{attempts: 2}"))
     assert (result["exit_code"], result["gpus"][0]["reason"]) == (1, "persistence-not-lowered")
+    assert made.gpu(A).persistence is True
     assert "sriov_manage" not in made.verbs()
