@@ -228,3 +228,16 @@ def test_a_daemon_that_keeps_the_gpu_open_with_persistence_off_stops_the_rest(
     assert (result["exit_code"], result["gpus"][0]["reason"]) == (1, "persistence-not-lowered")
     assert made.gpu(A).persistence is True
     assert "sriov_manage" not in made.verbs()
+
+
+def test_removals_that_report_success_and_did_nothing_are_failures(node: NodeMaker) -> None:
+    made = _carved(node).fault(f"set_vgpu_type {A} noop")
+    result = made.apply(config({A: WHOLE}))
+    assert (result["exit_code"], result["gpus"][0]["reason"]) == (1, "type-not-applied")
+    made.without_faults().fault(f"destroy_gpu_instance {A} noop")
+    result = made.apply(config({A: WHOLE}))
+    assert result["gpus"][0]["reason"] == "instance-destroy-failed"
+    made.without_faults().fault(f"sriov_manage {A} noop")
+    result = made.apply(config({A: WHOLE}, policy="{attempts: 2}"))
+    assert result["gpus"][0]["reason"] == "vfs-not-removed"
+    assert "set_mig_mode" not in made.verbs()
