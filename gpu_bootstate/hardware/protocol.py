@@ -11,8 +11,9 @@ Rules for every implementation:
   same at once.
 * Calls for different PFs may be made from different threads at the same time.
 * An NVML session of our own is a client of the GPU (of every GPU: nvmlInit attaches them all,
-  measured on 580.159.04). ``sriov_manage``, ``reset_gpu`` and ``bind_driver`` end all our sessions
-  first and let none open while they run; handles die with them, and callers hold none.
+  measured on 580.159.04). ``set_mig_mode``, ``sriov_manage``, ``reset_gpu`` and ``bind_driver``
+  end all our sessions first and let no other open while they run; handles die with them, and
+  callers hold none.
 * A write that returns has been accepted, which proves nothing. The caller reads back.
 """
 

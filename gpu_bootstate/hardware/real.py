@@ -341,7 +341,10 @@ class RealHardware:
         self._nvml_change(pf, "set_persistence", enabled=enabled)
 
     def set_mig_mode(self, pf: Bdf, *, enabled: bool) -> ActivationStatus:
-        return cast("ActivationStatus", self._nvml_change(pf, "set_mig_mode", enabled=enabled))
+        # The driver changes the mode (and on Ampere resets the GPU for it) only while nobody else
+        # has the GPU open, and the session of any other helper has.
+        with self._without_sessions():
+            return cast("ActivationStatus", self._change(pf, "set_mig_mode", enabled=enabled))
 
     def reset_gpu(self, pf: Bdf, *, timeout_s: float) -> ToolResult:
         address = f"{pf.domain:08x}:{str(pf).split(':', 1)[1]}"

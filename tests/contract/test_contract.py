@@ -182,6 +182,8 @@ def test_our_own_nvml_session_is_not_in_the_way_of_the_tools(subject: Subject) -
     hw = subject.hw
     for pf in (A, B):
         hw.facts(pf)  # opens sessions, and each of them has every GPU open
+    assert hw.set_mig_mode(A, enabled=True) is ActivationStatus.SUCCESS
+    hw.facts(B)
     done = hw.sriov_manage(A, enable=True, timeout_s=30.0)
     assert (done.exit_code, done.timed_out) == (0, False), done
     hw.facts(B)

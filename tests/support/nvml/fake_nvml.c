@@ -856,6 +856,33 @@ EXPORT nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, nvmlEnable
     return NVML_SUCCESS;
 }
 
+/* Whether another process has the GPU open: any NVML session has every GPU open. */
+static int others_have_it_open(const char *bdf)
+{
+    char path[PATH_MAX], wanted[PATH_MAX], target[PATH_MAX];
+    struct dirent *process, *entry;
+    int found = 0;
+    snprintf(wanted, sizeof wanted, "%s/gpus/%s/node", state(), bdf);
+    DIR *proc = opendir("/proc");
+    while (proc && !found && (process = readdir(proc))) {
+        int pid = atoi(process->d_name);
+        if (pid <= 0 || pid == getpid()) continue;
+        snprintf(path, sizeof path, "/proc/%d/fd", pid);
+        DIR *descriptors = opendir(path);
+        while (descriptors && !found && (entry = readdir(descriptors))) {
+            snprintf(path, sizeof path, "/proc/%d/fd/%.32s", pid, entry->d_name);
+            ssize_t length = readlink(path, target, sizeof target - 1);
+            if (length > 0) {
+                target[length] = 0;
+                found = !strcmp(target, wanted);
+            }
+        }
+        if (descriptors) closedir(descriptors);
+    }
+    if (proc) closedir(proc);
+    return found;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode,
                                          nvmlReturn_t *activationStatus)
 {
@@ -865,7 +892,7 @@ EXPORT nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode,
     if (mode == 0 && read_instances(device->bdf, rows)) return NVML_ERROR_IN_USE;
     record("set_mig_mode", device->bdf, mode ? "1" : "0");
     store(device->bdf, "mig_pending", (int)mode);
-    if (value(device->bdf, "held", 0)) {
+    if (value(device->bdf, "held", 0) || others_have_it_open(device->bdf)) {
         *activationStatus = NVML_ERROR_IN_USE;
         return NVML_SUCCESS;
     }
