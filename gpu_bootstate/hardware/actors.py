@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from gpu_bootstate.model import Actor
@@ -24,8 +25,9 @@ _TOOL = "sriov-manage"
 _CONTAINER_DRIVER = "run/nvidia/driver"
 
 
-def find_actors(root: Path) -> tuple[Actor, ...]:
-    return (*_units(root), *_processes(root), *_container_driver(root))
+def find_actors(root: Path, *, ours: Collection[int]) -> tuple[Actor, ...]:
+    """``ours`` are the programs that we run ourselves: our own call of the tool is no stranger."""
+    return (*_units(root), *_processes(root, ours), *_container_driver(root))
 
 
 def _units(root: Path) -> list[Actor]:
@@ -60,12 +62,12 @@ def _enabled(root: Path) -> set[str]:
     return found
 
 
-def _processes(root: Path) -> list[Actor]:
+def _processes(root: Path, ours: Collection[int]) -> list[Actor]:
     found = []
     proc = root / "proc"
     names = os.listdir(proc) if proc.is_dir() else []  # noqa: PTH208
     for name in names:
-        if not name.isdigit():
+        if not name.isdigit() or int(name) in ours:
             continue
         with contextlib.suppress(OSError):
             words = (proc / name / "cmdline").read_bytes().split(b"\0")

@@ -232,7 +232,7 @@ class RealHardware:
         return int(match[1]) if match else 0  # the product's own default
 
     def actors(self) -> tuple[Actor, ...]:
-        return actors.find_actors(self._root)
+        return actors.find_actors(self._root, ours=self._runner.pids)
 
     def unit_state(self, unit: str) -> UnitState:
         return units.unit_state(self._runner, unit, timeout_s=self._limits.read_s)

@@ -56,6 +56,12 @@ class Runner:
             code = process.returncode if process.returncode is not None else -signal.SIGKILL
             return ToolResult(tuple(command), code, _read(out), _read(err), timed_out=timed_out)
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Of what runs now."""
+        with self._lock:
+            return frozenset(process.pid for process in self._running)
+
     def cancel(self) -> None:
         with self._lock:
             for process in self._running:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -341,12 +343,14 @@ def test_other_software_is_named_and_our_own_unit_is_not(host: Host) -> None:
         (wants / f"{name}.service").symlink_to(f"/usr/lib/systemd/system/{name}.service")
     _process(host, 77, "sriov-manage", "/bin/bash /usr/lib/nvidia/sriov-manage -e ALL", "/")
     host.write("run/nvidia/driver/usr/bin/nvidia-smi", "")
-    assert [(actor.kind, actor.name) for actor in actors.find_actors(host.root)] == [
+    assert [(actor.kind, actor.name) for actor in actors.find_actors(host.root, ours=())] == [
         ("unit", "nvidia-mig-manager.service"),
         ("unit", "pve-nvidia-sriov@ALL.service"),
         ("process", "sriov-manage"),
         ("container driver", "/run/nvidia/driver"),
     ]
+    kinds = [actor.kind for actor in actors.find_actors(host.root, ours={77})]
+    assert kinds == ["unit", "unit", "container driver"]
 
 
 # --------------------------------------------------------------------------- whole commands
@@ -461,3 +465,43 @@ def test_a_host_without_a_driver_is_exit_5_and_its_gate_stays_shut(tmp_path: Pat
     assert host.command("apply", config=config).returncode == 5
     assert host.command("gate").returncode == 1
     assert not (tmp_path / "run/gpu-bootstate/ready").exists()
+
+
+def test_sigterm_ends_a_tool_that_is_running_and_says_how_far_the_run_got(host: Host) -> None:
+    host.write("sriov-manage.plan", "hang")
+    host.write("etc/gpu-bootstate/config.yaml", CONFIG)
+    words = [sys.executable, "-m", "gpu_bootstate", "--root", str(host.root)]
+    process = subprocess.Popen(  # noqa: S603  # ourselves
+        [*words, "apply", "--format", "json"],
+        env=host.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while f"sriov_manage {A} -e" not in host.calls:
+        time.sleep(0.05)
+    process.terminate()
+    out, err = process.communicate()
+    assert "Traceback" not in err
+    result = json.loads(out)
+    assert result["gpus"][0]["reason"] == "interrupted"
+    assert (process.returncode, result["progress"]) == (1, "done")
+    assert host.calls.count(f"sriov_manage {A} -e") == 1
+    assert not (host.root / "run/gpu-bootstate/ready").exists()
+    assert host.json("apply")["exit_code"] == 0
+
+
+def test_waits_end_at_an_event_or_at_their_limit_and_all_of_them_when_cancelled(
+    tmp_path: Path,
+) -> None:
+    from gpu_bootstate.hardware.protocol import CallLimits
+    from gpu_bootstate.hardware.real import RealHardware
+
+    hw = RealHardware(tmp_path, limits=CallLimits(), sriov_manage=SRIOV_MANAGE)
+    before = hw.now()
+    hw.wait_for_event(0.05)
+    assert hw.now() - before >= 0.04
+    threading.Timer(0.1, hw.cancel_waits).start()
+    hw.sleep(600)
+    hw.wait_for_event(600)
+    hw.close()

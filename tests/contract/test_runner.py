@@ -91,3 +91,24 @@ def test_cancel_ends_what_runs(tmp_path: Path) -> None:
     done = runner.run([tool], timeout_s=60)
     thread.join()
     assert (done.timed_out, done.exit_code) == (False, -15)
+
+
+def test_what_runs_is_known_by_its_pid(tmp_path: Path) -> None:
+    runner = Runner()
+    pid = tmp_path / "pid"
+    text = f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}\nsleep 600\n"
+    tool = _script(tmp_path / "tool", text)
+    seen: list[bool] = []
+
+    def look() -> None:
+        while not pid.exists():
+            time.sleep(0.01)
+        seen.append(int(pid.read_text()) in runner.pids)
+        runner.cancel()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    runner.run([tool], timeout_s=60)
+    thread.join()
+    assert seen == [True]
+    assert runner.pids == frozenset()
