@@ -45,16 +45,16 @@ class Where:
     def store(self) -> Store:
         """The simulated node; made fresh when the directory is empty."""
         from gpu_bootstate.catalog.reader import UnknownBoard
-        from gpu_bootstate.simulator.store import DamagedStore, Store
+        from gpu_bootstate.simulator.store import Store, StoreError
 
         try:
             store = Store.open(self.simulated_dir, str(self.board))
             store.read()
         except UnknownBoard as err:
             raise click.BadParameter(str(err), param_hint="--simulate") from None
-        except DamagedStore as err:
+        except StoreError as err:
             again = "`simulate new` makes a fresh node"
-            raise click.ClickException(f"the simulated node is damaged: {err}; {again}") from None
+            raise click.ClickException(f"{err}; {again}") from None
         return store
 
     @contextmanager

@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gpu_bootstate.hardware.protocol import (
@@ -42,9 +43,9 @@ from gpu_bootstate.model import (
 )
 from gpu_bootstate.reasons import Code, Finding
 from gpu_bootstate.simulator.clock import Clock
-from gpu_bootstate.simulator.faults import due, error_kind
+from gpu_bootstate.simulator.faults import READS, TOOLS, activation_status, due, error_kind
 from gpu_bootstate.simulator.node import SimNode, vf_is_ready
-from gpu_bootstate.simulator.state import Call, GpuState, UnitChange, VfState
+from gpu_bootstate.simulator.state import NEVER, Call, GpuState, HolderState, UnitChange, VfState
 
 if TYPE_CHECKING:
     from gpu_bootstate.simulator.store import Store
@@ -105,12 +106,11 @@ class SimHardware:
     def wait_for_event(self, timeout_s: float) -> None:
         now = self.now()
         with self._lock:
-            coming = [
-                vf.ready_at
-                for gpu in self._node.state.gpus
-                for vf in gpu.vfs
-                if now < vf.ready_at < now + timeout_s
-            ]
+            self._refresh()
+            # Only what changes on the bus: units and processes that come and go announce nothing.
+            events = [vf.ready_at for gpu in self._node.state.gpus for vf in gpu.vfs]
+            events.append(self._node.state.nvml_ready_at)
+        coming = [at for at in events if now < at < now + timeout_s]
         self.sleep(min(coming) - now if coming else timeout_s)
 
     def cancel_waits(self) -> None:
@@ -119,44 +119,74 @@ class SimHardware:
 
     # ------------------------------------------------------------------ how a call is made
 
-    def _read(self, verb: str, pf: Bdf | None, what: Callable[[float], _T]) -> _T:
-        self._clock.advance(_READ_S)
-        now = self.now()
+    def _read(
+        self,
+        verb: str,
+        pf: Bdf | None,
+        what: Callable[[float], _T],
+        *,
+        unreadable: Callable[[_T], _T] | None = None,
+    ) -> _T:
+        """``unreadable`` takes out of an answer what the driver does not say under that fault."""
+        now = self._took(_READ_S)
         with self._lock:
             self._refresh()
-            self._meet(verb, pf, now)
-            return what(now)
+            # Meeting a fault changes the node: it is counted.
+            with self._alone() if self._node.state.faults else nullcontext():
+                self._refresh()
+                effect = self._meet(verb, pf)
+                result = what(now)
+        return unreadable(result) if effect and unreadable else result
 
     def _change(
         self,
         verb: str,
-        pf: Bdf,
+        target: Bdf | str,
         arguments: str,
         what: Callable[[float, float], _T],
         *,
-        instead: Callable[[str, float], _T] | None = None,
+        instead: Callable[[str, float, float], _T],
+        timeout_s: float = NEVER,
     ) -> _T:
-        """``what(start, end)`` does it; ``instead(effect, end)`` does what a fault says."""
+        """``what(start, end)`` does it; ``instead(effect, start, end)`` does what a fault says.
+
+        ``target`` is a PF, or the name of a unit. A tool that needs longer than ``timeout_s`` is
+        ended midway, as one that hangs.
+        """
         start = self.now()
-        latency = LATENCY_S[verb] if self._node.state.latency == "field" else 0.0
-        self._clock.advance(latency)
-        end = self.now()
-        with self._lock, self._store.alone() if self._store else nullcontext():
+        end = self._took(min(LATENCY_S[verb], timeout_s))
+        cut_short = self._latency(LATENCY_S[verb]) > timeout_s
+        pf = target if isinstance(target, Bdf) else None
+        with self._lock, self._alone():
             self._refresh()
             ok = False
             try:
-                effect = self._meet(verb, pf, start, instead=instead is not None)
-                if effect is not None and instead is not None:
-                    result = instead(effect, end)
-                else:
+                effect = self._meet(verb, pf)
+                if effect is None and cut_short:
+                    effect = "hang"
+                if effect is None or effect == "kill-after":
                     result = what(start, end)
+                else:
+                    result = instead(effect, start, end)
                 ok = True
             finally:
                 if not self._dead:
-                    self._note(Call(start, verb, str(pf), arguments, ok))
+                    self._note(Call(start, verb, str(target), arguments, ok))
             if effect == "kill-after":
                 self._die()
             return result
+
+    def _took(self, seconds: float) -> float:
+        """Let a call's own time pass; returns the time at its end."""
+        self._clock.advance(self._latency(seconds))
+        return self.now()
+
+    def _latency(self, seconds: float) -> float:
+        return seconds if self._node.state.latency == "field" else 0.0
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Other processes are kept off the node."""
+        return self._store.alone() if self._store else nullcontext()
 
     def _refresh(self) -> None:
         if self._dead:
@@ -176,7 +206,7 @@ class SimHardware:
             os.kill(os.getpid(), signal.SIGKILL)
         raise Killed
 
-    def _meet(self, verb: str, pf: Bdf | None, now: float, *, instead: bool = False) -> str | None:
+    def _meet(self, verb: str, pf: Bdf | None) -> str | None:
         """Run into the fault that is due, if one is; returns an effect that the call handles."""
         # What sysfs itself says of a PF does not go through the driver.
         if pf is not None and str(pf) in self._hung and verb != "pf":
@@ -189,8 +219,6 @@ class SimHardware:
         name, _, argument = effect.partition(":")
         if name == "kill-before":
             self._die()
-        if name == "kill-after":
-            return effect
         if name == "error":
             raise HardwareError(error_kind(argument), verb.replace("_", " "), target=pf)
         if name == "io":
@@ -198,12 +226,14 @@ class SimHardware:
             raise HardwareError(
                 ErrorKind.IO, verb.replace("_", " "), target=pf, detail=argument, errno=number
             )
-        if name == "lose" or name == "lost":
-            gpu = self._node.gpu(pf, verb) if pf else self._node.state.gpus[0]
+        if pf is not None and name in ("lose", "lost"):
+            gpu = self._node.gpu(pf, verb)
             gpu.off_bus, gpu.lost = name == "lose", True
+            self._save()
             raise HardwareError(ErrorKind.GPU_LOST, verb.replace("_", " "), target=pf)
-        if name == "hang" and not instead:
-            raise self._hang(verb, pf, waited_s=self._limits.read_s)
+        if name == "hang" and verb not in TOOLS:
+            limit = self._limits.read_s if verb in READS else self._limits.call_s
+            raise self._hang(verb, pf, waited_s=limit)
         return effect
 
     def _hang(self, verb: str, pf: Bdf | None, *, waited_s: float) -> HardwareError:
@@ -292,21 +322,16 @@ class SimHardware:
         self._unit_job("start_unit", unit, "activating", "active")
 
     def _unit_job(self, verb: str, unit: str, during: str, after: str) -> None:
-        start = self.now()
-        self._clock.advance(LATENCY_S[verb])
-        end = self.now()
-        with self._lock, self._store.alone() if self._store else nullcontext():
-            self._refresh()
-            effect = self._meet(verb, None, start, instead=True)
+        def act(start: float, end: float) -> None:
             found = self._node.unit(unit, start)
-            self._note(Call(start, verb, unit, "", found is not None))
             if found is None:
                 detail = f"Unit {unit} not loaded."
                 raise HardwareError(ErrorKind.NOT_FOUND, verb.replace("_", " "), detail=detail)
-            if effect is None:
+            if found.active_state != after:  # else the job is done at once and changes nothing
                 found.active_state = during
                 found.changes = [UnitChange(end + _UNIT_STOPS_S, after)]
-                self._save()
+
+        self._change(verb, unit, "", act, instead=_nothing)
 
     def _save(self) -> None:
         if self._store is not None:
@@ -343,7 +368,10 @@ class SimHardware:
             gpu = self._node.gpu(pf, "reading the VFs")
             return tuple(self._vf(gpu, vf, now) for vf in sorted(gpu.vfs, key=lambda v: v.index))
 
-        return self._read("vfs", pf, read)
+        def unreadable(vfs: tuple[Vf, ...]) -> tuple[Vf, ...]:
+            return tuple(replace(vf, vgpu_type_id=None, gi_id=None) for vf in vfs)
+
+        return self._read("vfs", pf, read, unreadable=unreadable)
 
     def _vf(self, gpu: GpuState, vf: VfState, now: float) -> Vf:
         ready = vf_is_ready(gpu, vf, now)
@@ -390,15 +418,25 @@ class SimHardware:
 
     # ------------------------------------------------------------------ NVML reads
 
-    def _nvml(self, verb: str, pf: Bdf, what: Callable[[GpuState, float], _T]) -> _T:
+    def _nvml(
+        self,
+        verb: str,
+        pf: Bdf,
+        what: Callable[[GpuState, float], _T],
+        *,
+        unreadable: Callable[[_T], _T] | None = None,
+    ) -> _T:
         def read(now: float) -> _T:
             gpu = self._node.in_nvml(pf, verb.replace("_", " "), now)
             return what(gpu, now)
 
-        return self._read(verb, pf, read)
+        return self._read(verb, pf, read, unreadable=unreadable)
 
     def facts(self, pf: Bdf) -> GpuFacts:
-        return self._nvml("facts", pf, self._facts)
+        def unreadable(facts: GpuFacts) -> GpuFacts:
+            return replace(facts, mig=MigMode(None, None), recovery_action=None)
+
+        return self._nvml("facts", pf, self._facts, unreadable=unreadable)
 
     def _facts(self, gpu: GpuState, now: float) -> GpuFacts:
         model = self._node.board_of(gpu)
@@ -413,7 +451,7 @@ class SimHardware:
             recovery_action=RecoveryAction(gpu.recovery_action),
             host_vgpu_host=True,
             host_vgpu_mode=HostVgpuMode(model.host_vgpu_mode),
-            persistence=gpu.persistence,
+            persistence=self._node.persistence(gpu, now),
             mixed_size=gpu.mixed_size if not gpu.mig_current else None,
             active_vgpus=tuple(
                 ActiveVgpu(h.vm or str(h.pid), vf.type_id)
@@ -458,71 +496,78 @@ class SimHardware:
             gpu = self._node.in_nvml(pf, "set MIG mode", end)
             return self._node.set_mig_mode(gpu, enabled=enabled, now=start)
 
-        def instead(effect: str, end: float) -> ActivationStatus:
+        def instead(effect: str, _start: float, _end: float) -> ActivationStatus:
             name, _, argument = effect.partition(":")
             if name == "status":
-                return ActivationStatus[argument.upper().replace("-", "_")]
-            if name == "hang":
-                raise self._hang("set_mig_mode", pf, waited_s=self._limits.call_s)
-            if name == "kill-after":
-                return act(end, end)
+                return activation_status(argument)
             return ActivationStatus.SUCCESS
 
         return self._change("set_mig_mode", pf, f"enabled={enabled}", act, instead=instead)
 
     def reset_gpu(self, pf: Bdf, *, timeout_s: float) -> ToolResult:
+        command = ("nvidia-smi", "--gpu-reset", "-i", str(pf))
+
         def act(start: float, _: float) -> ToolResult:
-            gpu = self._node.gpu(pf, "reset")
-            return self._node.reset(gpu, now=start)
+            if not self._node.is_on_bus(pf):
+                return ToolResult(command, 6, "", f"No devices were found for {pf}\n")
+            return self._node.reset(self._node.gpu(pf, "reset"), now=start)
 
-        def instead(effect: str, end: float) -> ToolResult:
-            if effect == "kill-after":
-                return act(end, end)
-            return self._tool_fault(("nvidia-smi", "--gpu-reset", str(pf)), effect, timeout_s)
+        def instead(effect: str, start: float, end: float) -> ToolResult:
+            return self._tool_fault(command, effect, timeout_s - (end - start))
 
-        return self._change("reset_gpu", pf, "", act, instead=instead)
+        return self._change("reset_gpu", pf, "", act, instead=instead, timeout_s=timeout_s)
 
     def sriov_manage(self, pf: Bdf, *, enable: bool, timeout_s: float) -> ToolResult:
-        flag = "-e" if enable else "-d"
+        command = ("sriov-manage", "-e" if enable else "-d", str(pf))
 
         def act(start: float, end: float) -> ToolResult:
+            if not self._node.is_on_bus(pf):
+                return ToolResult(command, 1, "", f"{pf}: No such file or directory\n")
             gpu = self._node.gpu(pf, "sriov-manage")
             return self._node.sriov_manage(gpu, enable=enable, start=start, end=end)
 
-        def instead(effect: str, end: float) -> ToolResult:
-            name, _, argument = effect.partition(":")
+        def instead(effect: str, start: float, end: float) -> ToolResult:
+            if not self._node.is_on_bus(pf):
+                return act(start, end)
             gpu = self._node.gpu(pf, "sriov-manage")
-            if name in ("partial", "late", "never", "kill-after"):
-                result = act(end, end)
-                ready_at = end + float(argument or 0)
-                if name == "partial":
-                    del gpu.vfs[int(argument) :]
-                elif name == "late":
-                    for vf in gpu.vfs:
-                        vf.ready_at = ready_at
-                elif name == "never":
-                    gpu.registration_broken = True
+            name, _, argument = effect.partition(":")
+            if name in ("partial", "late", "never"):
+                result = act(start, end)
+                self._spoil_vfs(gpu, name, argument, end)
                 return result
+            if name == "unbind-lock-busy":
+                gpu.holders.append(_passing_client(end + float(argument)))
+                return act(start, end)
             if name in ("leave-on-stub", "leave-unbound"):
-                gpu.driver = STUB_DRIVER if name == "leave-on-stub" else None
-                gpu.instances.clear()
-                gpu.persistence = False
+                self._node.strand(gpu, STUB_DRIVER if name == "leave-on-stub" else None)
                 text = f"Cannot unbind {pf} from {STUB_DRIVER}\n"
-                return ToolResult(("sriov-manage", flag, str(pf)), 1, "", text)
+                return ToolResult(command, 1, "", text)
             if name == "hang":
                 gpu.unbind_lock = True  # it was killed between taking and releasing it
-            return self._tool_fault(("sriov-manage", flag, str(pf)), effect, timeout_s)
+            return self._tool_fault(command, effect, timeout_s - (end - start))
 
-        return self._change("sriov_manage", pf, flag, act, instead=instead)
+        return self._change(
+            "sriov_manage", pf, command[1], act, instead=instead, timeout_s=timeout_s
+        )
 
-    def _tool_fault(self, command: tuple[str, ...], effect: str, timeout_s: float) -> ToolResult:
+    @staticmethod
+    def _spoil_vfs(gpu: GpuState, effect: str, argument: str, end: float) -> None:
+        if effect == "partial":
+            del gpu.vfs[int(argument) :]
+        elif effect == "late":
+            for vf in gpu.vfs:
+                vf.ready_at = end + float(argument)
+        else:
+            gpu.registration_broken = bool(gpu.vfs)
+
+    def _tool_fault(self, command: tuple[str, ...], effect: str, left_s: float) -> ToolResult:
+        """``left_s``: what is left of the tool's time."""
         name, _, argument = effect.partition(":")
         if name == "missing":
-            path = f"/usr/lib/nvidia/{command[0]}"
-            detail = f"{path}: No such file or directory"
+            detail = f"{command[0]}: No such file or directory"
             raise HardwareError(ErrorKind.TOOL_MISSING, command[0], detail=detail)
         if name == "hang":
-            self._clock.advance(timeout_s)
+            self._clock.advance(left_s)
             return ToolResult(command, -9, "", "", timed_out=True)
         if name == "log":
             self._node.log(self.now(), argument)
@@ -534,10 +579,7 @@ class SimHardware:
 
     def bind_driver(self, pf: Bdf) -> None:
         def act(_: float, __: float) -> None:
-            gpu = self._node.gpu(pf, "bind the driver")
-            if gpu.driver not in (None, STUB_DRIVER):
-                raise HardwareError(ErrorKind.IN_USE, "bind the driver", target=pf)
-            gpu.driver = PF_DRIVER
+            self._node.bind(self._node.gpu(pf, "bind the driver"))
 
         self._change("bind_driver", pf, "", act, instead=_nothing)
 
@@ -588,29 +630,37 @@ class SimHardware:
         def act(_: float, end: float) -> None:
             self._node.set_type(vf, vgpu_type_id, mdev_uuid, end)
 
-        def instead(effect: str, end: float) -> None:
+        def instead(effect: str, _start: float, end: float) -> None:
             name, _, argument = effect.partition(":")
             if name == "log":
                 self._node.log(end, argument)
                 raise HardwareError(
                     ErrorKind.IO, "writing the vGPU type", target=vf, detail="EIO", errno=errno.EIO
                 )
-            if name == "hang":
-                raise self._hang("set_vgpu_type", pf, waited_s=self._limits.call_s)
-            if name == "kill-after":
-                act(end, end)
 
         self._change("set_vgpu_type", pf, f"{vf} {vgpu_type_id}", act, instead=instead)
 
     def close(self) -> None:
-        with self._lock:
-            if self._store is not None and not self._dead:
-                self._node = self._store.read()
-                state = self._node.state
-                state.clock_s = max(state.clock_s, self._clock.farthest_s)
-                self._save()
-            elif not self._dead:
-                self._node.state.clock_s = self._clock.farthest_s
+        if self._dead:
+            return
+        with self._lock, self._alone():
+            self._refresh()
+            state = self._node.state
+            state.clock_s = max(state.clock_s, self._clock.farthest_s)
+            self._save()
+
+
+def _passing_client(until: float) -> HolderState:
+    """Something that opens and closes the GPU all the time, so that /proc does not show it."""
+    return HolderState(
+        pid=5210,
+        name="dcgm-exporter",
+        command="/usr/bin/dcgm-exporter",
+        kind=HolderKind.CLIENT.value,
+        device="/dev/nvidia0",
+        until=until,
+        hidden=True,
+    )
 
 
 def _nothing(*_: Any) -> None:

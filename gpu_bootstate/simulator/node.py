@@ -23,6 +23,7 @@ from gpu_bootstate.model import (
     GiProfile,
     HolderKind,
     Placement,
+    RecoveryAction,
     VgpuType,
 )
 from gpu_bootstate.simulator.state import (
@@ -47,6 +48,8 @@ DCGM = "nvidia-dcgm.service"
 _STACK = ("nvidia-vgpu-mgr", "nvidia-vgpud", "nv-fabricmanager")
 
 _PERSISTENCED_PID = 880
+
+_STOPPED = ("inactive", "dead")
 
 
 def new_node(name: str) -> SimNode:
@@ -90,6 +93,9 @@ class SimNode:
             if gpu.bdf == str(pf) and not gpu.off_bus:
                 return gpu
         raise HardwareError(ErrorKind.NOT_FOUND, operation, target=pf, detail="no such PCI device")
+
+    def is_on_bus(self, pf: Bdf) -> bool:
+        return any(gpu.bdf == str(pf) and not gpu.off_bus for gpu in self.state.gpus)
 
     def board_of(self, gpu: GpuState) -> Board:
         return self._boards[gpu.model]
@@ -151,11 +157,25 @@ class SimNode:
             unit.active_state, unit.result = change.active_state, change.result
             unit.sub_state = "running" if change.active_state == "active" else "dead"
             unit.ran = unit.ran or change.active_state == "active"
+            if name == PERSISTENCED:
+                self._persistenced_became(change.active_state)
         return unit
+
+    def _persistenced_became(self, active_state: str) -> None:
+        """HI 6: the daemon opens all GPUs when it starts, and lets go of them when it ends."""
+        for gpu in self.state.gpus:
+            if active_state == "active":
+                gpu.persistence = gpu.driver == PF_DRIVER
+            elif active_state in ("inactive", "failed"):
+                gpu.persistence = False
 
     def is_active(self, name: str, now: float) -> bool:
         unit = self.unit(name, now)
         return unit is not None and unit.active_state == "active"
+
+    def persistence(self, gpu: GpuState, now: float) -> bool:
+        self.unit(PERSISTENCED, now)
+        return gpu.persistence
 
     def holders(self, gpu: GpuState, now: float) -> list[HolderState]:
         """Everyone with a handle on it, seen in /proc or not."""
@@ -164,7 +184,8 @@ class SimNode:
             for holder in gpu.holders
             if holder.until > now and (holder.unit is None or self._unit_holds(holder.unit, now))
         ]
-        if gpu.persistence and gpu.driver == PF_DRIVER and self.is_active(PERSISTENCED, now):
+        daemon = self._unit_holds(PERSISTENCED, now)
+        if gpu.persistence and gpu.driver == PF_DRIVER and daemon:
             found.append(
                 HolderState(
                     pid=_PERSISTENCED_PID,
@@ -178,12 +199,14 @@ class SimNode:
         return found
 
     def _unit_holds(self, name: str, now: float) -> bool:
-        return name not in self.state.units or self.is_active(name, now)
+        """A unit that is being stopped has its processes until it is stopped."""
+        unit = self.unit(name, now)
+        return unit is None or unit.active_state not in ("inactive", "failed")
 
     def _is_held(self, gpu: GpuState, now: float) -> bool:
         """HI 1.3, 5.4: any client keeps unbindLock, reset and the MIG mode's own reset away."""
         others = [h for h in self.holders(gpu, now) if h.name not in _STACK]
-        return bool(others) or gpu.persistence
+        return bool(others) or self.persistence(gpu, now)
 
     def _vm_on(self, gpu: GpuState, vf: VfState, now: float) -> bool:
         return any(h.vf == vf.bdf for h in self.holders(gpu, now))
@@ -220,7 +243,9 @@ class SimNode:
         refused = (
             f"The following GPUs could not be reset:\n  GPU {gpu.bdf}: In use by another client\n"
         )
-        if gpu.driver != PF_DRIVER:
+        if gpu.lost:  # the manual's code 15: fallen off the bus or otherwise inaccessible
+            return ToolResult(command, 15, "", f"GPU {gpu.bdf}: GPU is lost\n")
+        if gpu.driver != PF_DRIVER or gpu.unbind_lock:
             return ToolResult(command, 6, "", f"No devices were found for {gpu.bdf}\n")
         if gpu.vfs or self._is_held(gpu, now):
             return ToolResult(command, 255, refused, "")
@@ -229,6 +254,8 @@ class SimNode:
             text = f"GPU {gpu.bdf}: NVLink peers must be reset together\n"
             return ToolResult(command, 255, text, "")
         gpu.mig_current = gpu.mig_pending
+        if gpu.recovery_action == RecoveryAction.RESET.value:
+            gpu.recovery_action = RecoveryAction.NONE.value
         self._wipe(gpu)
         return ToolResult(command, 0, f"GPU {gpu.bdf} was successfully reset.\nAll done.\n", "")
 
@@ -250,15 +277,16 @@ class SimNode:
             return ToolResult(command, 1, "", f"{gpu.bdf} does not support SR-IOV\n")
         if bool(gpu.vfs) == enable:
             return ToolResult(command, 0, "", "")  # HI 1.6: a no-op
-        if self._is_held(gpu, start):
+        # A lost GPU and a lock that a crash left: what the tool does with these is not published.
+        if gpu.lost or gpu.unbind_lock or self._is_held(gpu, start):
             return ToolResult(command, 1, "", f"Cannot obtain unbindLock for {gpu.bdf}\n")
         self._capture_driverless(gpu, model.device_id)
         if self._overlaps(gpu, model.device_id, start, end):
             # SF 9: the other run's remove_id has taken the id away before our bind.
-            gpu.driver = None
-            self._detach(gpu)
+            self.strand(gpu, None)
             return ToolResult(command, 1, "", "bash: echo: write error: No such device\n")
         self._detach(gpu)
+        gpu.vfs.clear()
         if enable and not self.is_active(VGPU_MGR, start):
             self.log(end, "NVRM: Timeout occurred in event processing by vgpu_mgr daemon")
             return ToolResult(command, 0, f"Enabling VFs on {gpu.bdf}\n", "")
@@ -272,9 +300,22 @@ class SimNode:
         Whether persistence mode comes back is unknown there; here it does not.
         """
         self._wipe(gpu)
-        gpu.vfs.clear()
         gpu.persistence = False
         gpu.registration_broken = False
+
+    def strand(self, gpu: GpuState, driver: str | None) -> None:
+        """The tool has ended midway: the PF is off nvidia, and its VFs stay as they are (SF 9)."""
+        self._detach(gpu)
+        gpu.driver = driver
+
+    def bind(self, gpu: GpuState) -> None:
+        what, pf = "bind the driver", Bdf.parse(gpu.bdf)
+        if gpu.driver not in (None, STUB_DRIVER):
+            raise HardwareError(ErrorKind.IN_USE, what, target=pf, detail=f"it is on {gpu.driver}")
+        if gpu.driver_override not in (None, PF_DRIVER):  # the kernel matches no other driver
+            gpu.driver = None
+            raise self._errno(what, pf, errno.ENODEV)
+        gpu.driver, gpu.unbind_lock = PF_DRIVER, False  # the lock goes with the old attachment
 
     def _capture_driverless(self, gpu: GpuState, device_id: int) -> None:
         for other in self.state.gpus:
@@ -294,8 +335,8 @@ class SimNode:
     def make_vfs(self, gpu: GpuState, count: int, *, ready_at: float) -> None:
         pf = Bdf.parse(gpu.bdf)
         for index in range(count):
-            # The first VF is PF + 4 functions; 8 functions make a device number (HI 1.7).
-            number = 4 + index
+            # Eight functions make a device number (HI 1.7).
+            number = self.board_of(gpu).vf_offset + index
             bdf = Bdf(pf.domain, pf.bus, pf.device + number // 8, number % 8)
             gpu.vfs.append(VfState(index=index, bdf=str(bdf), ready_at=ready_at))
 
@@ -357,7 +398,7 @@ class SimNode:
             gpu.mixed_size = enabled
             return
         gi = self.instance(gpu, gi_id, what)
-        if not self.time_slices(gpu, gi.gi_profile_id):
+        if not gpu.vfs or not self.time_slices(gpu, gi.gi_profile_id):
             raise HardwareError(ErrorKind.NOT_SUPPORTED, what, target=pf)
         if any(vf.type_id and vf.gi_id == gi_id for vf in gpu.vfs):
             raise HardwareError(ErrorKind.IN_USE, what, target=pf)
@@ -371,7 +412,7 @@ class SimNode:
         """HI 2.3, 2.4 and 3: not idempotent, and the driver picks the GPU instance."""
         what = "writing the vGPU type"
         gpu, vf = self.vf(vf_bdf, what)
-        if vf.ready_at > now or gpu.registration_broken or gpu.driver != PF_DRIVER:
+        if not vf_is_ready(gpu, vf, now):
             raise self._errno(what, vf_bdf, errno.ENOENT)
         if self._vm_on(gpu, vf, now) or bool(type_id) == bool(vf.type_id):
             raise self._errno(what, vf_bdf, errno.EPERM)
@@ -382,12 +423,24 @@ class SimNode:
         if wanted is None:
             self.log(now, "NVRM: Failed to add vgpu create request: 0x57")
             raise self._errno(what, vf_bdf, errno.EIO)
+        if self.state.framework == "mdev":
+            self._check_uuid(vf_bdf, mdev_uuid)
         status, gi = self._seat(gpu, wanted)
+        if not self.is_active(VGPU_MGR, now):
+            self.log(now, "NVRM: kvgpumgrCreateRequestVgpu: GPU is not initialized yet")
+            status = "0x66"
         if status:
             self.log(now, f"NVRM: Failed to add vgpu create request: {status}")
             raise self._errno(what, vf_bdf, errno.EIO)
         vf.type_id, vf.gi_id = type_id, gi.gi_id if gi else None
         vf.mdev_uuid = mdev_uuid if self.state.framework == "mdev" else None
+
+    def _check_uuid(self, vf: Bdf, mdev_uuid: str | None) -> None:
+        """HI 3: an mdev has the UUID that was written; the kernel takes each once on a host."""
+        if mdev_uuid is None:
+            raise self._errno("creating the mdev", vf, errno.EINVAL)
+        if any(other.mdev_uuid == mdev_uuid for gpu in self.state.gpus for other in gpu.vfs):
+            raise self._errno("creating the mdev", vf, errno.EEXIST)
 
     def _seat(self, gpu: GpuState, wanted: VgpuType) -> tuple[str, GiState | None]:
         """The RM status that refuses this type now ("" if none), and the instance it would get."""
@@ -419,7 +472,7 @@ class SimNode:
 
     def creatable(self, vf_bdf: Bdf, now: float) -> tuple[int, ...]:
         gpu, vf = self.vf(vf_bdf, "reading the creatable vGPU types")
-        if vf.type_id or vf.ready_at > now or gpu.registration_broken:
+        if vf.type_id or not vf_is_ready(gpu, vf, now):
             return ()
         return tuple(t.vgpu_type_id for t in self.types(gpu) if not self._seat(gpu, t)[0])
 
@@ -442,29 +495,35 @@ class SimNode:
         self.state.tool_runs.clear()
         for actor in [a for a in self.state.actors if a.kind == "process"]:
             self.state.actors.remove(actor)
-        for unit in self.state.units.values():
+        for name, unit in self.state.units.items():
             unit.changes.clear()
-            unit.active_state = "active" if unit.enabled else "inactive"
-        self.state.units[VGPUD].active_state = "inactive"
+            unit.ran, unit.result = unit.enabled, "success"
+            runs = unit.enabled and name != VGPUD  # which ends at once (design 2)
+            unit.active_state, unit.sub_state = ("active", "running") if runs else _STOPPED
         for gpu in self.state.gpus:
-            gpu.driver = None if gpu.driver_override else PF_DRIVER
-            if gpu.driver_override:
-                gpu.driver = gpu.driver_override
-            gpu.unbind_lock = False
-            gpu.holders.clear()
+            gpu.driver = gpu.driver_override or PF_DRIVER
+            gpu.recovery_action = RecoveryAction.NONE.value
+            gpu.vfs.clear()
             self._reload(gpu)
             gpu.persistence = self.state.units[PERSISTENCED].enabled
 
     def reload_driver(self) -> None:
-        """A driver-pod restart: the same boot, and the state is gone all the same (HI 0, 9)."""
+        """A driver-pod restart: the same boot, and the state is gone all the same (HI 0, 9).
+
+        Whoever had a GPU open is gone too: the module does not unload before. It takes driverless
+        cards when it loads; what sits on pci-pf-stub stays there, VFs and all.
+        """
         for gpu in self.state.gpus:
+            if gpu.driver != STUB_DRIVER:
+                gpu.vfs.clear()
+            if gpu.driver is None and not gpu.driver_override:
+                gpu.driver = PF_DRIVER
             self._reload(gpu)
 
     def _reload(self, gpu: GpuState) -> None:
-        self._wipe(gpu)
-        gpu.vfs.clear()
-        gpu.persistence = False
-        gpu.registration_broken = False
+        self._detach(gpu)
+        gpu.unbind_lock = False
+        gpu.holders.clear()
         if self.board_of(gpu).mig_mode_survives_reboot:
             gpu.mig_current = gpu.mig_pending
         else:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,8 +22,16 @@ from gpu_bootstate.simulator.node import SimNode, new_node
 from gpu_bootstate.simulator.state import Call, from_json, to_json
 
 
-class DamagedStore(Exception):
-    """node.json is there and is not a node."""
+class StoreError(Exception):
+    """The directory does not hold the node that was asked for. Its text says why."""
+
+
+class DamagedStore(StoreError):
+    """A file of the node is there and is not what it should be, or has gone."""
+
+
+class WrongBoard(StoreError):
+    """The directory holds a node of another board."""
 
 
 class Store:
@@ -34,10 +43,16 @@ class Store:
 
     @classmethod
     def open(cls, directory: Path, board: str) -> Store:
-        """Load the node, or make a just booted one. Raises DamagedStore, UnknownBoard."""
+        """Load the node, or make a just booted one. Raises StoreError, UnknownBoard."""
         store = cls(directory)
         if not store._file.exists():
-            store.write(new_node(board), None)
+            fresh = new_node(board)
+            directory.mkdir(parents=True, exist_ok=True)
+            with store.alone():
+                if not store._file.exists():  # else another process was faster
+                    store.write(fresh, None)
+        if (found := store.node.state.board) != board:
+            raise WrongBoard(f"{directory} holds a node of the board {found}, not of {board}")
         return store
 
     @property
@@ -49,20 +64,25 @@ class Store:
         path = self._directory / "trace.jsonl"
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except ValueError as err:
+            raise DamagedStore(f"{path}: {err}") from err
 
     def read(self) -> SimNode:
-        """The node as it is in the directory now."""
-        stat = self._file.stat()
-        stamp = (stat.st_mtime_ns, stat.st_ino)
-        if self._node is None or stamp != self._seen:
-            try:
+        """The node as it is in the directory now. Raises DamagedStore."""
+        try:
+            stamp = self._stamp()
+            if self._node is None or stamp != self._seen:
                 data = json.loads(self._file.read_text(encoding="utf-8"))
-                self._node = SimNode(from_json(data))
-            except (ValueError, TypeError, KeyError, AttributeError) as err:
-                raise DamagedStore(f"{self._file}: {err}") from err
-            self._seen = stamp
+                self._node, self._seen = SimNode(from_json(data)), stamp
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
+            raise DamagedStore(f"{self._file}: {err}") from err
         return self._node
+
+    def _stamp(self) -> tuple[int, int]:
+        stat = self._file.stat()
+        return stat.st_mtime_ns, stat.st_ino
 
     def write(self, node: SimNode, call: Call | None) -> None:
         """On disk before it returns: a process that is killed next leaves it behind."""
@@ -75,8 +95,11 @@ class Store:
             finally:
                 os.close(descriptor)
         write_atomic(self._file, json.dumps(to_json(node.state)))
-        stat = self._file.stat()
-        self._node, self._seen = node, (stat.st_mtime_ns, stat.st_ino)
+        # The file system's clock ticks in milliseconds and inodes are used again, so two writes
+        # could look alike to another process.
+        written_ns = max(time.time_ns(), self._seen[0] + 1 if self._seen else 0)
+        os.utime(self._file, ns=(written_ns, written_ns))
+        self._node, self._seen = node, self._stamp()
 
     @contextmanager
     def change(self) -> Iterator[SimNode]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 from gpu_bootstate.cli.apply import Run
 from gpu_bootstate.cli.look import View, look
@@ -110,8 +111,10 @@ class Node:
     def with_types(self, pf: str, types: Mapping[int, str]) -> Node:
         gpu = self.gpu(pf)
         ids = {t.name.split()[-1]: t.vgpu_type_id for t in self.sim.types(gpu)}
+        now = self.sim.state.clock_s
         for index, name in types.items():
-            self.sim.set_type(Bdf.parse(gpu.vfs[index].bdf), ids[name], f"uuid-{index}", now=1e9)
+            vf = gpu.vfs[index].bdf
+            self.sim.set_type(Bdf.parse(vf), ids[name], f"uuid-of-{vf}", now)
         return self
 
     def with_vm(self, pf: str, vf_index: int, name: str = "db-1") -> Node:
@@ -180,6 +183,12 @@ class Node:
 
     def removed(self, pf: str) -> Node:
         self.gpu(pf).off_bus = True
+        return self
+
+    def replaced(self, pf: str) -> Node:
+        """Another card of the same model in the same slot."""
+        gpu = self.gpu(pf)
+        gpu.uuid, gpu.serial = f"GPU-{uuid5(NAMESPACE_OID, 'new ' + pf)}", "1699999999999"
         return self
 
     def with_unit(self, name: str, active_state: str, *changes: tuple[float, str]) -> Node:
