@@ -84,7 +84,32 @@ class Gate:
             return bool(opened)
         return len(opened) == len(self._configured) and not self._absent
 
+    def is_disturbed(self, *, released: bool) -> bool:
+        """Whether somebody else has changed the files since they were last put right.
+
+        ``released``: that the last run of this boot left the gate open.
+        """
+        ready = read_json(self._paths.ready)
+        if ready is None:
+            return released or self._paths.ready.exists()
+        if ready.get("boot_id") != self._boot_id or not released:
+            return True
+        opened = ready.get("open")
+        gone = [pf for pf in opened if not self._is_ours(self._gpu_file(pf))] if opened else []
+        return bool(gone) or not all(
+            _has_text(self._paths.at(file.path), file.content) for file in self._files
+        )
+
+    def _gpu_file(self, pf: str) -> Path:
+        return self._paths.run_dir / "gpus" / f"{pf}.json"
+
     # ------------------------------------------------------------------ closing
+
+    def close(self) -> None:
+        """The whole gate, whatever it was."""
+        with self._changing():
+            self._close_node()
+            _remove_all(self._gpu_files())
 
     def discard_stale(self) -> None:
         """Whatever is not of this boot, or of a GPU that the config no longer names, goes."""

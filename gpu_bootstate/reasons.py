@@ -165,6 +165,7 @@ class Code(Enum):
     PERSISTENCE_NOT_RESTORED = "persistence-not-restored"
     RETRIED = "retried"
     GATE_FAILED = "gate-failed"
+    GATE_UNGUARDED = "gate-unguarded"
     INTERNAL = "internal"
 
 
@@ -692,6 +693,12 @@ REASONS: dict[Code, Reason] = {
         "The file system of the gate's files refuses, or their directory is not ours alone.",
         "Repair the path, then `systemctl reload gpu-bootstate`.",
         _FAIL,
+    ),
+    Code.GATE_UNGUARDED: Reason(
+        "Nobody holds the gate's files: {unit} is {state}.",
+        "A gate file that somebody deletes does not come back while that unit is down.",
+        "See `systemctl status {unit}`, then `systemctl restart gpu-bootstate-regate.path`.",
+        _CONV,
     ),
     Code.INTERNAL: Reason(
         "gpu-bootstate itself failed: {detail}.",

@@ -50,8 +50,8 @@ class _Commands(click.Group):
 @click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("/"),
-    help="Take /sys, /proc, /etc, /run and /var from below this directory.",
+    help="Take /sys, /proc, /etc, /run and /var from below this directory; with --simulate /etc, "
+    "/run and /var (default: a tree of the simulated node's own).",
 )
 @click.option("--simulate", "board", metavar="BOARD", help="Use a simulated node, e.g. hgx-h200-8.")
 @click.option(
@@ -61,7 +61,11 @@ class _Commands(click.Group):
 )
 @click.pass_context
 def main(
-    ctx: click.Context, config: Path | None, root: Path, board: str | None, sim_dir: Path | None
+    ctx: click.Context,
+    config: Path | None,
+    root: Path | None,
+    board: str | None,
+    sim_dir: Path | None,
 ) -> None:
     """Bring the vGPU state of a GPU node back after a reboot, in the right order, verified.
 

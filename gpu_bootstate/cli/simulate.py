@@ -21,12 +21,14 @@ def command(where: Where) -> None:
 
 @command.command()
 @click.option("--pace", type=float, default=0.0, help="Real seconds per simulated second.")
+@click.option("--boot-id", default="", help="Of its first boot, as in /proc, for use with --root.")
 @click.pass_obj
-def new(where: Where, pace: float) -> None:
+def new(where: Where, pace: float, boot_id: str) -> None:
     """Throw the node away and make a just booted one."""
     shutil.rmtree(where.simulated_dir, ignore_errors=True)
     with where.store().change() as node:
         node.state.pace = pace
+        node.state.boot_id = boot_id
     click.echo(f"{where.board}: a just booted node in {where.simulated_dir}")
 
 

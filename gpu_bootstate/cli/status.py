@@ -14,12 +14,15 @@ from gpu_bootstate.cli.show import show
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
 from gpu_bootstate.files import read_json
-from gpu_bootstate.hardware.protocol import Hardware
+from gpu_bootstate.hardware.protocol import Hardware, HardwareError
 from gpu_bootstate.lock import holder_pid
-from gpu_bootstate.model import DesiredState, Plan, Policy
+from gpu_bootstate.model import DesiredState, Plan, Policy, UnitState
 from gpu_bootstate.paths import Paths
 from gpu_bootstate.problems import ConfigInvalid
-from gpu_bootstate.reasons import Condition
+from gpu_bootstate.reasons import Code, Condition, Finding
+
+# They hold the gate's files between runs; on a host that was set up without them nobody does.
+_GUARDS = ("gpu-bootstate-regate.path", "gpu-bootstate-regate.service")
 
 _POLL_S = 0.2
 _DIED, _NEVER_RAN = "died", "never-ran"
@@ -81,11 +84,34 @@ def _live(where: Where, hw: Hardware) -> dict[str, Any]:
     except ConfigInvalid as invalid:
         return {"condition": Condition.BAD_CONFIG.value, "problems": _lines(invalid)}
     node = report.node_dict(view.node)
-    return {
+    live: dict[str, Any] = {
         "condition": _condition_now(view.plan, desired, node).value,
         "node": node,
         "plan": report.plan_dict(view.plan),
     }
+    if unguarded := _unguarded(hw):
+        live["gate"] = [report.finding_dict(finding) for finding in unguarded]
+    return live
+
+
+def _unguarded(hw: Hardware) -> list[Finding]:
+    path, service = (_unit(hw, name) for name in _GUARDS)
+    dead = None
+    if path is not None and path.exists and not path.is_active:
+        dead = path
+    elif service is not None and service.exists and service.active_state == "failed":
+        dead = service
+    if dead is None:
+        return []
+    state = f"{dead.active_state}, result {dead.result}"
+    return [Finding.of(Code.GATE_UNGUARDED, unit=dead.name, state=state)]
+
+
+def _unit(hw: Hardware, name: str) -> UnitState | None:
+    try:
+        return hw.unit_state(name)
+    except HardwareError:
+        return None  # a systemd that does not answer shows in what hangs on it
 
 
 def _condition_now(plan: Plan, desired: DesiredState, node: Mapping[str, Any]) -> Condition:
@@ -134,6 +160,9 @@ def _text(data: Mapping[str, Any]) -> str:
         lines += [f"  {problem}" for problem in live.get("problems", ())]
         if "node" in live:
             lines += _now(live["node"], live["plan"])
+        for finding in live.get("gate", ()):
+            lines.append(f"  {finding['message']}")
+            lines.append(f"      to do:  {finding['remedy']}")
     return "\n".join(lines) + "\n"
 
 

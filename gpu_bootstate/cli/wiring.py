@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 class Where:
     """What the global options say: which node, which files."""
 
-    root: Path
+    root: Path | None  # None: the host's own, or the simulated node's
     config: Path | None
     board: str | None
     sim_dir: Path | None
 
     @property
     def paths(self) -> Paths:
-        if self.board is None:
-            return Paths(self.root)
-        return Paths(self.simulated_dir / "root")
+        if self.root is None and self.board is not None:
+            return Paths(self.simulated_dir / "root")
+        return Paths(self._root)
+
+    @property
+    def _root(self) -> Path:
+        return self.root or Path("/")
 
     @property
     def simulated_dir(self) -> Path:
@@ -69,7 +73,7 @@ class Where:
         else:
             from gpu_bootstate.hardware.real import RealHardware
 
-            hw = RealHardware(self.root, limits=limits, sriov_manage=policy.sriov_manage)
+            hw = RealHardware(self._root, limits=limits, sriov_manage=policy.sriov_manage)
         try:
             yield hw
         finally:

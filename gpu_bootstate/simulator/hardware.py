@@ -250,7 +250,8 @@ class SimHardware:
     # ------------------------------------------------------------------ the node
 
     def boot_id(self) -> str:
-        return f"00000000-0000-4000-8000-{self._node.state.boot:012d}"
+        state = self._node.state
+        return state.boot_id or f"00000000-0000-4000-8000-{state.boot:012d}"
 
     def driver_info(self) -> DriverInfo:
         def info(now: float) -> DriverInfo:

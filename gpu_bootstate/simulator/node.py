@@ -489,6 +489,7 @@ class SimNode:
     def reboot(self) -> None:
         """HI 9: what a reboot takes."""
         self.state.boot += 1
+        self.state.boot_id = ""
         self.state.clock_s = 20.0
         self.state.nvml_ready_at = 0.0
         self.state.log.clear()

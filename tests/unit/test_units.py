@@ -1,0 +1,127 @@
+"""The systemd units: spelt right, and in no cycle with the units of a GPU host."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+UNITS = REPO / "systemd"
+SCRIPTS = UNITS / "scripts"
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+# What runs on such hosts, with the orders of the published units.
+STAND_INS = {
+    "nvidia-persistenced.service": "After=syslog.target",
+    "nvidia-vgpud.service": "",
+    "nvidia-vgpu-mgr.service": "After=nvidia-vgpud.service",
+    "nvidia-fabricmanager.service": "After=network-online.target\nRequires=network-online.target",
+    "nvidia-dcgm.service": "Wants=nvidia-persistenced.service\nAfter=nvidia-fabricmanager.service",
+    "nvidia-gpu-reset.target": "",
+    "containerd.service": "After=network.target local-fs.target",
+    "kubelet.service": "Wants=network-online.target\nAfter=containerd.service",
+    "k3s.service": "Wants=network-online.target\nAfter=network-online.target",
+    "k3s-agent.service": "Wants=network-online.target\nAfter=network-online.target",
+    "rke2-server.service": "Wants=network-online.target\nAfter=network-online.target",
+    "rke2-agent.service": "Wants=network-online.target\nAfter=network-online.target",
+    "libvirtd.service": "After=network.target local-fs.target remote-fs.target",
+    "virtqemud.service": "After=network.target local-fs.target remote-fs.target",
+    "pve-guests.service": "After=network-online.target\nWants=network-online.target",
+}
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    """Our units with every consumer's drop-in, beside stand-ins; commands that exist."""
+    for path in [*UNITS.glob("*.service"), *UNITS.glob("*.target"), *UNITS.glob("*.path")]:
+        shutil.copy(path, tmp_path)
+    shutil.copytree(UNITS / "gpu-bootstate.service.d", tmp_path / "gpu-bootstate.service.d")
+    for name, lines in STAND_INS.items():
+        text = f"[Unit]\nDescription=stand-in\n{lines}\n"
+        if name.endswith(".service"):
+            text += "[Service]\nType=oneshot\nExecStart=/bin/true\n"
+        (tmp_path / name).write_text(text + "[Install]\nWantedBy=multi-user.target\n", "utf-8")
+    wants = tmp_path / "multi-user.target.wants"
+    wants.mkdir()
+    for path in [*tmp_path.glob("*.service"), *tmp_path.glob("*.target"), *tmp_path.glob("*.path")]:
+        (wants / path.name).symlink_to(path)
+    for drop_in in (UNITS / "drop-ins").glob("*.service.d"):
+        if drop_in.name != "gpu-bootstate.service.d":
+            shutil.copytree(drop_in, tmp_path / drop_in.name)
+    for path in [*tmp_path.glob("*.*"), *tmp_path.glob("*.d/*")]:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            text = text.replace("/usr/lib/gpu-bootstate/", f"{SCRIPTS}/")
+            text = text.replace("/usr/bin/gpu-bootstate", "/bin/true")
+            path.write_text(text.replace("Documentation=man:gpu-bootstate(8)\n", ""), "utf-8")
+    return tmp_path
+
+
+def verify(units: Path, *names: str) -> str:
+    done = subprocess.run(  # noqa: S603
+        ["systemd-analyze", "verify", *names],  # noqa: S607
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:", "SYSTEMD_LOG_LEVEL": "warning"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    # What the machine's own units are complained of is none of our business.
+    return "\n".join(line for line in lines if str(units) in line or "gpu-boot" in line)
+
+
+@pytest.mark.parametrize("fabric_manager_first", [True, False])
+def test_units_are_spelt_right_and_form_no_cycle(
+    units: Path, *, fabric_manager_first: bool
+) -> None:
+    if not fabric_manager_first:
+        folder = "gpu-bootstate.service.d"
+        shutil.copytree(UNITS / "drop-ins" / folder, units / folder, dirs_exist_ok=True)
+    ours = [str(units / name) for name in ("gpu-bootstate.service", "gpu-bootstate-regate.path")]
+    assert verify(units, *ours, "multi-user.target") == ""
+
+
+def test_a_cycle_and_a_misspelt_key_would_be_noticed(units: Path) -> None:
+    path = units / "gpu-bootstate.service"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("[Service]", "After=kubelet.service\n[Service]\nTipe=x"), "utf-8")
+    said = verify(units, str(path), "multi-user.target")
+    assert "Tipe" in said
+    assert "cycle" in said
+
+
+def test_exposure_is_as_the_unit_promises() -> None:
+    done = subprocess.run(  # noqa: S603
+        ["systemd-analyze", "security", "--offline=yes", str(UNITS / "gpu-bootstate.service")],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert float(found[1]) <= 3.5
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.iterdir()))
+def test_scripts_are_plain_shell(script: str) -> None:
+    assert os.access(SCRIPTS / script, os.X_OK)
+    subprocess.run(["sh", "-n", str(SCRIPTS / script)], check=True)  # noqa: S603, S607
+
+
+def test_consumers_want_and_never_require_us() -> None:
+    drop_ins = [p for p in (UNITS / "drop-ins").glob("*.d/*.conf") if "gpu-bootstate" in p.name]
+    assert len(drop_ins) == 8
+    for path in drop_ins:
+        text = path.read_text(encoding="utf-8")
+        assert "Wants=gpu-bootstate.service" in text
+        assert "After=gpu-bootstate.service" in text
+        assert "ExecStartPre=/usr/lib/gpu-bootstate/gate-is-open" in text
+        assert not re.search(r"^(Requires|BindsTo|Requisite|PartOf)=", text, re.MULTILINE)
