@@ -94,14 +94,10 @@ class Gate:
             return released or self._paths.ready.exists()
         if ready.get("boot_id") != self._boot_id or not released:
             return True
-        opened = ready.get("open")
-        gone = [pf for pf in opened if not self._is_ours(self._gpu_file(pf))] if opened else []
-        return bool(gone) or not all(
+        ours = {path.stem for path in self._gpu_files() if self._is_ours(path)}
+        return not all(pf in ours for pf in ready.get("open") or ()) or not all(
             _has_text(self._paths.at(file.path), file.content) for file in self._files
         )
-
-    def _gpu_file(self, pf: str) -> Path:
-        return self._paths.run_dir / "gpus" / f"{pf}.json"
 
     # ------------------------------------------------------------------ closing
 

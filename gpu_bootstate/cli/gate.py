@@ -74,14 +74,18 @@ def _close(where: Where) -> bool:
 
 def _hold(where: Where, desired: DesiredState) -> bool:
     """Whether the gate is open when nobody has disturbed it for a moment."""
+    verified = False
     while True:
         with acquire(where.paths, wait_s=None), where.hardware(desired.policy) as hw:
             gate = _gate(where, desired, hw, ())
-            if not gate.is_disturbed(released=_released(where, hw.boot_id())):
+            # What was verified here is a release too, whatever the last run's record says.
+            released = verified or _released(where, hw.boot_id())
+            if not gate.is_disturbed(released=released):
                 return gate.is_open
             click.echo("somebody changed the gate's files; looking at the GPUs afresh", err=True)
             if not _verify_with(where, desired, hw):
                 return False
+            verified = True
         time.sleep(_CALM_S)
 
 

@@ -99,6 +99,20 @@ def test_a_run_that_failed_is_not_put_right_behind_its_back(held: Held) -> None:
     assert held.there == [False, False, False]
 
 
+def test_a_gate_that_was_verified_after_a_failed_run_is_looked_at_once(held: Held) -> None:
+    held.run("apply")
+    record = json.loads((held.run_dir / "status.json").read_text(encoding="utf-8"))
+    record["gate"]["open"] = False
+    (held.run_dir / "status.json").write_text(json.dumps(record), encoding="utf-8")
+    process = held.start("gate", "--hold")
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (out, process.returncode) == ("the gate is open\n", 0)
+    assert err.count("looking at the GPUs afresh") == 1
+
+
 def test_without_a_run_in_this_boot_a_gate_file_is_not_believed(held: Held) -> None:
     held.run_dir.mkdir(parents=True)
     record = {"boot_id": "of the boot before", "files": [f"/{EXTRA}"], "open": [A]}
