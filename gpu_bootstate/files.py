@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 
+def make_directory(path: Path) -> None:
+    """Make it and what is missing above it, for all to read whatever the umask. Raises OSError."""
+    if not path.parent.is_dir():
+        make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        path.chmod(0o755)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
 def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write beside the target, sync, rename over it. Makes the directory. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     # The name starts with a dot: readers of drop-in style directories skip it.
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     # O_NOFOLLOW: we write as root, in directories that others may reach.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpu_bootstate.files import read_json
+from gpu_bootstate.files import make_directory, read_json
 from gpu_bootstate.paths import Paths
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
@@ -47,7 +47,7 @@ def _locked(paths: Paths, until_s: float | None) -> int:
     pause = _FIRST_PAUSE_S
     while True:
         # Made and opened for each attempt: the run directory may have been removed meanwhile.
-        paths.run_dir.mkdir(parents=True, exist_ok=True)
+        make_directory(paths.run_dir)
         # By root alone: whoever can read a file can also keep a flock on it.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(paths.lock, flags, 0o600)
