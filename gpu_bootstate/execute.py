@@ -399,18 +399,27 @@ class _Run:
     # ------------------------------------------------------------------ gate and outcome
 
     def _close_gate(self, gpu: _Gpu) -> None:
-        if not gpu.changed:
-            self.gate.close_gpu(gpu.plan.pf)
+        if gpu.changed:
+            return
+        was_open = self.gate.is_open
+        self.gate.close_gpu(gpu.plan.pf)
+        if was_open and not self.gate.is_open:
+            self.listener.gate_moved(is_open=False, why=f"{gpu.plan.pf} is about to be changed")
 
     def _gate(self) -> bool:
         """Open what was verified, close what is not as it should be, leave what was not touched."""
+        was_open = self.gate.is_open
         for gpu in self.gpus.values():
             pf = gpu.plan.pf
             if gpu.failure is None:
                 self.gate.open_gpu(pf, self.verified(pf))
             elif gpu.changed or gpu.failure.condition not in _LEAVES_THE_GATE:
                 self.gate.close_gpu(pf)
-        return self.gate.update_node()
+        is_open = self.gate.update_node()
+        if is_open != was_open:
+            why = "what it promises is verified" if is_open else "not all of it could be verified"
+            self.listener.gate_moved(is_open=is_open, why=why)
+        return is_open
 
     def _alive(self) -> list[_Gpu]:
         return [gpu for gpu in self.gpus.values() if gpu.failure is None]

@@ -30,7 +30,8 @@ class Notifier:
     (systemd-facts.md section 8.1).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience_s: float = 0.0) -> None:
+        """``patience_s``: how long a message may wait for a manager that is slow to read."""
         self._sd = None
         self._last = ""
         if os.environ.get("NOTIFY_SOCKET"):
@@ -39,8 +40,8 @@ class Notifier:
             self._sd = sdnotify.SystemdNotifier()
             if self._sd.socket is not None:
                 # A manager that does not read must not hold the GPUs up; a lost message is
-                # made good by the next one.
-                self._sd.socket.settimeout(0.0)
+                # made good by the next one, and only the last has reason to wait.
+                self._sd.socket.settimeout(patience_s)
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`."""

@@ -41,6 +41,9 @@ class Listener(Protocol):
 
     def gpu_finished(self, outcome: GpuOutcome) -> None: ...
 
+    def gate_moved(self, *, is_open: bool, why: str) -> None:
+        """The node's gate was opened or closed."""
+
 
 class Silent:
     """Says nothing; others override what they tell."""
@@ -64,6 +67,9 @@ class Silent:
         pass
 
     def gpu_finished(self, outcome: GpuOutcome) -> None:
+        pass
+
+    def gate_moved(self, *, is_open: bool, why: str) -> None:
         pass
 
 
@@ -100,6 +106,10 @@ class Several:
     def gpu_finished(self, outcome: GpuOutcome) -> None:
         for listener in self._listeners:
             listener.gpu_finished(outcome)
+
+    def gate_moved(self, *, is_open: bool, why: str) -> None:
+        for listener in self._listeners:
+            listener.gate_moved(is_open=is_open, why=why)
 
 
 class JournalListener(Silent):
@@ -180,6 +190,10 @@ class JournalListener(Silent):
             GPU_BDF=str(outcome.pf),
             **({"REASON": cause.code.value} if cause else {}),
         )
+
+    def gate_moved(self, *, is_open: bool, why: str) -> None:
+        how = "opened" if is_open else "closed"
+        self._journal.send(f"phase gate: {how}, {why}", event=f"gate-{how}", PHASE=Phase.GATE.value)
 
 
 class NotifyListener(Silent):

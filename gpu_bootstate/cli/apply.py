@@ -64,6 +64,7 @@ def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None
     except PermissionError as err:
         click.echo(f"gpu-bootstate: {err}: changing GPUs and the gate needs root.", err=True)
         raise SystemExit(Condition.FAILED.exit_code) from None
+    _tell_systemd(result)
     show(result, form, text_for(sys.stdout))
     raise SystemExit(result["exit_code"])
 
@@ -74,17 +75,24 @@ def _apply(where: Where) -> dict[str, Any]:
     except ConfigInvalid as invalid:
         return _bad_config(where, invalid)
     with where.hardware(desired.policy) as hw:
-        notifier = Notifier()
         listeners = [
             listener_on(sys.stderr, hw.now),
-            NotifyListener(notifier, hw.now, desired.policy),
+            NotifyListener(Notifier(), hw.now, desired.policy),
         ]
         run = Run(where.paths, hw, desired, Several(listeners))
         with _signals(run):
-            result = run.whole()
-        notifier.status(result["summary"])
+            return run.whole()
+
+
+def _tell_systemd(result: dict[str, Any]) -> None:
+    """What stays in `systemctl status` after the end; READY=1 is for units of Type=notify."""
+    notifier = Notifier(patience_s=1.0)
+    summary, condition = result["summary"], Condition(result["condition"])
+    if condition is not Condition.CONVERGED:
+        summary = f"{condition.value.replace('-', ' ').capitalize()}: {summary}"
+    notifier.status(summary)
+    if result["gate"]["open"]:
         notifier.ready()
-        return result
 
 
 def _bad_config(where: Where, invalid: ConfigInvalid) -> dict[str, Any]:

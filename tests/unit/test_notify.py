@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from gpu_bootstate.notify import Journal, Notifier, message_id
 from gpu_bootstate.reasons import Code
+from tests.scenarios.test_commands import Shell
 
 
 @contextmanager
@@ -183,3 +185,50 @@ def test_message_ids_are_fixed_and_one_for_each_reason() -> None:
     ids = {message_id(code.value) for code in Code}
     assert len(ids) == len(Code)
     assert all(uuid.UUID(hex=text).version == 5 for text in ids)
+
+
+@pytest.mark.parametrize(
+    ("config", "faults", "code", "status", "ready"),
+    [
+        ("", [], 0, "1 GPU as configured; the gate is open.", True),
+        ("", ["set_vgpu_type io:EIO"], 1, "Failed: 0 of 1 GPU as configured, not so ", False),
+        ("typo: 1\n", [], 4, "Bad config: ", False),
+    ],
+)
+def test_last_word_of_a_run(
+    tmp_path: Path,
+    systemd: socket.socket,
+    config: str,
+    faults: list[str],
+    code: int,
+    status: str,
+    *,
+    ready: bool,
+) -> None:
+    """It stays in `systemctl status`; a shut gate is not ready, whatever the unit's type."""
+    path = tmp_path / "config.yaml"
+    gpus = 'gpus: [{match: {pci: "0000:17:00.0"}, profile: {vgpus: {H200X-141C: 1}}}]\n'
+    path.write_text(f"version: v1\n{gpus}{config}", encoding="utf-8")
+    shell = Shell(tmp_path / "sim", "hgx-h200-8", path)
+    for fault in faults:
+        shell.run("simulate", "fault", *fault.split())
+    said: list[str] = []
+    ended = threading.Event()
+
+    def listen() -> None:
+        systemd.settimeout(0.2)
+        while True:
+            try:
+                said.append(systemd.recv(4096).decode())
+            except TimeoutError:
+                if ended.is_set():
+                    return
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    shell.run("apply", code=code)
+    ended.set()
+    listener.join()
+    assert (said[-1] == "READY=1") is ready
+    last = [text for text in said if text.startswith("STATUS=")][-1]
+    assert last.startswith(f"STATUS={status}")

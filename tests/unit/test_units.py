@@ -117,12 +117,12 @@ def test_scripts_are_plain_shell(script: str) -> None:
     subprocess.run(["sh", "-n", str(SCRIPTS / script)], check=True)  # noqa: S603, S607
 
 
-def test_consumers_want_and_never_require_us() -> None:
+def test_consumers_wait_for_us_and_neither_require_nor_start_us() -> None:
     drop_ins = [p for p in (UNITS / "drop-ins").glob("*.d/*.conf") if "gpu-bootstate" in p.name]
     assert len(drop_ins) == 8
     for path in drop_ins:
         text = path.read_text(encoding="utf-8")
-        assert "Wants=gpu-bootstate.service" in text
-        assert "After=gpu-bootstate.service" in text
+        assert not re.search(r"^(Wants|Requires|BindsTo|Upholds)=", text, re.MULTILINE)
+        assert "After=gpu-bootstate.service gpu-bootstate-ready.target" in text
         assert "ExecStartPre=/usr/lib/gpu-bootstate/gate-is-open" in text
         assert not re.search(r"^(Requires|BindsTo|Requisite|PartOf)=", text, re.MULTILINE)

@@ -1,0 +1,74 @@
+"""The image of the boot tests, and one line in the output for each thing that they have shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.boot.machine import Machine
+from tests.boot.node import Node
+
+REPO = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+_NEEDS = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "mmdebstrap": "mmdebstrap",
+    "mke2fs": "e2fsprogs",
+    "cpio": "cpio",
+    "dpkg-deb": "dpkg",
+}
+_SHOWN = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def image() -> Path:
+    """Debian 12 with our package installed and enabled."""
+    if os.environ.get("SKIP_BOOT_TESTS") == "1":
+        pytest.skip("SKIP_BOOT_TESTS=1")
+    missing = [package for tool, package in _NEEDS.items() if shutil.which(tool) is None]
+    if missing or os.geteuid() != 0:
+        pytest.fail(
+            f"The boot tests need root and: apt-get install {' '.join(_NEEDS.values())}. "
+            "SKIP_BOOT_TESTS=1 leaves them out.",
+            pytrace=False,
+        )
+    packages = REPO / "build" / "boot-packages"
+    shutil.rmtree(packages, ignore_errors=True)
+    _run(str(REPO / "packaging" / "build"), "deb", str(packages))
+    made = [str(path) for path in packages.glob("*.deb")]
+    _run(str(HERE / "make-image"), str(REPO / "build" / "boot"), *made)
+    return REPO / "build" / "boot"
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def node(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with Machine(image, tmp_path_factory.mktemp("node")) as machine:
+        yield Node(machine)
+
+
+@pytest.fixture
+def shows(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Notes what has just been shown, for the transcript at the end."""
+
+    def note(text: str) -> None:
+        request.config.stash.setdefault(_SHOWN, []).append(text)
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    shown = terminalreporter.config.stash.get(_SHOWN, [])
+    if shown:
+        terminalreporter.section("shown by booting")
+        for text in shown:
+            terminalreporter.write_line(f"  {text}")
