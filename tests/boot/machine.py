@@ -185,13 +185,20 @@ class Machine:
     """A machine with a disk of its own in `workdir`. A context manager: leaves no QEMU behind."""
 
     def __init__(
-        self, image_dir: Path, workdir: Path, *, cpus: int = 2, memory_mib: int = 1024
+        self,
+        image_dir: Path,
+        workdir: Path,
+        *,
+        cpus: int = 2,
+        memory_mib: int = 1024,
+        kernel_args: Sequence[str] = (),
     ) -> None:
         self.image_dir = image_dir
         self.workdir = workdir
         self.disk = workdir / "root.img"
         self.cpus = cpus
         self.memory_mib = memory_mib
+        self.kernel_args = (*_KERNEL_ARGS, *kernel_args)
         self._boots = 0
         self._qemu: subprocess.Popen[bytes] | None = None
         self._agent: _Agent | None = None
@@ -255,7 +262,7 @@ class Machine:
             *("-smp", str(self.cpus), "-m", str(self.memory_mib)),
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-kernel", str(self.image_dir / "vmlinuz"), "-initrd", str(initrd)),
-            *("-append", " ".join(_KERNEL_ARGS)),
+            *("-append", " ".join(self.kernel_args)),
             *("-chardev", f"file,id=console,path={self.console_log}"),
             *("-serial", "chardev:console"),
             # What the guest has written is in the host's page cache, and so outlives QEMU; its

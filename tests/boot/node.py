@@ -79,7 +79,7 @@ def consumer(name: str) -> dict[str, OverlayEntry]:
 
 def held(name: str, *, by_us: bool = True) -> dict[str, OverlayEntry]:
     """Whether the shipped drop-in of the consumer is linked, as the README says."""
-    shipped = f"/usr/share/gpu-bootstate/drop-ins/{name}.service.d/50-gpu-bootstate.conf"
+    shipped = "/usr/share/gpu-bootstate/drop-ins/wait-for-gate.conf"
     # An overlay stays on the disk, so the link of an earlier boot has to be replaced.
     target = shipped if by_us else "/dev/null"
     return {f"{_UNITS}/{name}.service.d/50-gpu-bootstate.conf": Symlink(target)}

@@ -163,7 +163,7 @@ def expected_places() -> list[tuple[Path, str]]:
         places.append((path, f"usr/lib/systemd/system-preset/{path.name}"))
     for path in (units / "scripts").iterdir():
         places.append((path, f"usr/lib/gpu-bootstate/{path.name}"))
-    for path in units.glob("drop-ins/*/*.conf"):
+    for path in units.glob("drop-ins/*.conf"):
         places.append((path, f"usr/share/gpu-bootstate/{path.relative_to(units)}"))
     for path in [REPO / "config/config.yaml", *(REPO / "config/examples").iterdir()]:
         places.append((path, f"usr/share/doc/gpu-bootstate/examples/{path.name}"))

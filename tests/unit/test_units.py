@@ -37,6 +37,11 @@ STAND_INS = {
     "pve-guests.service": "After=network-online.target\nWants=network-online.target",
 }
 
+CONSUMERS = (
+    *("kubelet", "k3s", "k3s-agent", "rke2-server", "rke2-agent"),
+    *("libvirtd", "virtqemud", "pve-guests"),
+)
+
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
@@ -53,9 +58,10 @@ def units(tmp_path: Path) -> Path:
     wants.mkdir()
     for path in [*tmp_path.glob("*.service"), *tmp_path.glob("*.target"), *tmp_path.glob("*.path")]:
         (wants / path.name).symlink_to(path)
-    for drop_in in (UNITS / "drop-ins").glob("*.service.d"):
-        if drop_in.name != "gpu-bootstate.service.d":
-            shutil.copytree(drop_in, tmp_path / drop_in.name)
+    for name in CONSUMERS:
+        folder = tmp_path / f"{name}.service.d"
+        folder.mkdir()
+        shutil.copy(UNITS / "drop-ins" / "wait-for-gate.conf", folder)
     for path in [*tmp_path.glob("*.*"), *tmp_path.glob("*.d/*")]:
         if path.is_file():
             text = path.read_text(encoding="utf-8")
@@ -83,8 +89,8 @@ def test_units_are_spelt_right_and_form_no_cycle(
     units: Path, *, fabric_manager_first: bool
 ) -> None:
     if not fabric_manager_first:
-        folder = "gpu-bootstate.service.d"
-        shutil.copytree(UNITS / "drop-ins" / folder, units / folder, dirs_exist_ok=True)
+        drop_in = UNITS / "drop-ins" / "50-fabric-manager.conf"
+        shutil.copy(drop_in, units / "gpu-bootstate.service.d")
     ours = [str(units / name) for name in ("gpu-bootstate.service", "gpu-bootstate-regate.path")]
     assert verify(units, *ours, "multi-user.target") == ""
 
@@ -118,11 +124,7 @@ def test_scripts_are_plain_shell(script: str) -> None:
 
 
 def test_consumers_wait_for_us_and_neither_require_nor_start_us() -> None:
-    drop_ins = [p for p in (UNITS / "drop-ins").glob("*.d/*.conf") if "gpu-bootstate" in p.name]
-    assert len(drop_ins) == 8
-    for path in drop_ins:
-        text = path.read_text(encoding="utf-8")
-        assert not re.search(r"^(Wants|Requires|BindsTo|Upholds)=", text, re.MULTILINE)
-        assert "After=gpu-bootstate.service gpu-bootstate-ready.target" in text
-        assert "ExecStartPre=/usr/lib/gpu-bootstate/gate-is-open" in text
-        assert not re.search(r"^(Requires|BindsTo|Requisite|PartOf)=", text, re.MULTILINE)
+    text = (UNITS / "drop-ins" / "wait-for-gate.conf").read_text(encoding="utf-8")
+    assert "\nAfter=gpu-bootstate.service gpu-bootstate-ready.target\n" in text
+    assert "\nExecStartPre=/usr/lib/gpu-bootstate/gate-is-open\n" in text
+    assert not re.search(r"^(Wants|Requires|BindsTo|Requisite|PartOf|Upholds)=", text, re.MULTILINE)
