@@ -132,7 +132,7 @@ def test_vfs_are_enabled_counted_and_disabled(host: Node, pfs: list[str], shows:
     pf, other = pfs
     found = probe(host, "enable", pf)
     assert found["before"] == {pf: state([]), other: state([])}
-    assert (found["tool"]["exit_code"], found["tool"]["woken"]) == (0, True)
+    assert found["tool"] == {"exit_code": 0, "said": f"VFs on {pf}: {VFS}", "woken": True}
     links = vf_links(host, pf)
     assert len(links) == VFS
     assert found["after"] == {pf: state(links), other: state([])}
