@@ -168,3 +168,23 @@ def test_whoever_has_a_vf_open_is_named(host: Node, pfs: list[str], shows: Shows
     shows(f"real VFIO: the process of another user that has VF {vf} open is found, in the sandbox")
     host.check("systemctl stop vm.service")
     assert probe(host, "holders", pf)["holders"] == []
+
+
+def test_a_dead_watch_shows_in_status(host: Node, shows: Shows) -> None:
+    def named(name: str) -> bool:
+        return name in host.run("gpu-bootstate status").stdout
+
+    assert not named("gpu-bootstate-regate")
+    host.check("systemctl stop gpu-bootstate-regate.path")
+    assert named("gpu-bootstate-regate.path")
+    host.check("systemctl start gpu-bootstate-regate.path")
+    host.run(
+        "systemctl stop gpu-bootstate-regate.service; "
+        "mkdir -p /run/systemd/system/gpu-bootstate-regate.service.d; "
+        "printf '[Service]\nExecStart=\nExecStart=/bin/false\n' "
+        ">/run/systemd/system/gpu-bootstate-regate.service.d/99.conf; "
+        "systemctl daemon-reload; systemctl start gpu-bootstate-regate.service"
+    )
+    assert host.show("gpu-bootstate-regate.service", "ActiveState") == "failed"
+    assert named("gpu-bootstate-regate.service")
+    shows("a stopped or failed watch of the gate shows in status")
