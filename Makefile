@@ -5,7 +5,7 @@ PYTHON ?= python3
 STAMP = $(VENV)/.installed
 SIM = $(BIN)/gpu-bootstate --simulate hgx-h200-8 --sim-dir build/demo --config config/config.yaml
 
-.PHONY: demo test lint types check fmt clean
+.PHONY: demo test chaos lint types check fmt clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m 'not boot'
 	$(BIN)/python -m pytest -m boot
+
+# The long matrix of crashes and faults; `make test` has a seeded part of it.
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

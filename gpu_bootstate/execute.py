@@ -32,6 +32,7 @@ from gpu_bootstate.model import (
     StepOutcome,
     StepStatus,
 )
+from gpu_bootstate.owed import Owed
 from gpu_bootstate.progress import Listener
 from gpu_bootstate.reasons import Code, Condition, Finding
 from gpu_bootstate.side_by_side import side_by_side
@@ -67,7 +68,6 @@ class _Gpu:
     failure: Finding | None = None
     stopped_in: Phase | None = None
     changed: bool = False
-    persistence_lowered: bool = False
 
     def stop(self, finding: Finding, phase: Phase) -> None:
         if self.failure is None:
@@ -83,6 +83,7 @@ def execute(
     verified: Callable[[Bdf], Mapping[str, object]],
     policy: Policy,
     gate: Gate,
+    owed: Owed,
     listener: Listener,
     deadline: Deadline,
 ) -> RunOutcome:
@@ -92,7 +93,7 @@ def execute(
     Never raises for the hardware's sake; an unexpected error closes the gates of all GPUs that
     were being changed and goes on up.
     """
-    run = _Run(hw, replan, verified, policy, gate, listener, deadline)
+    run = _Run(hw, replan, verified, policy, gate, owed, listener, deadline)
     return run.whole(plan)
 
 
@@ -103,6 +104,7 @@ class _Run:
     verified: Callable[[Bdf], Mapping[str, object]]
     policy: Policy
     gate: Gate
+    owed: Owed
     listener: Listener
     deadline: Deadline
     gpus: dict[Bdf, _Gpu] = field(default_factory=dict)
@@ -116,7 +118,7 @@ class _Run:
         self._enroll(plan)
         self._say(plan)
         try:
-            if not plan.is_empty:
+            if not plan.is_empty or self.owed:
                 self._change(plan)
         except BaseException:
             for gpu in self.gpus.values():
@@ -281,7 +283,8 @@ class _Run:
             self.listener.step_started(step)
             started_s = self.hw.now()
             # Noted before it is tried: half done or not, the mode is put back at the end.
-            gpu.persistence_lowered |= isinstance(step, LowerPersistence)
+            if isinstance(step, LowerPersistence):
+                self.owed.lowers_persistence(gpu.plan.pf)
             try:
                 status = perform(gpu.ctx, step)
             except StepFailed as failed:
@@ -354,6 +357,7 @@ class _Run:
             if not self.hw.unit_state(unit).is_active:
                 continue
             # Noted first: whatever becomes of the stop, it is to run again afterwards.
+            self.owed.stops(unit)
             self.stopped_units.append(unit)
             try:
                 self.hw.stop_unit(unit)
@@ -371,20 +375,24 @@ class _Run:
                 self.hw.sleep(_POLL_S)
 
     def _start_units(self) -> None:
-        for unit in self.stopped_units:
+        for unit in self.owed.units:
             try:
                 self.hw.start_unit(unit)
+                self.owed.unit_is_back(unit)
             except HardwareError as err:
                 self._find(Finding.of(Code.UNIT_NOT_STARTED, unit=unit, detail=err.detail))
 
     def _restore_persistence(self) -> None:
-        for gpu in self.gpus.values():
-            if not gpu.persistence_lowered:
+        for pf in self.owed.persistence:
+            gpu = self.gpus.get(pf)
+            # Lowered by a run that was killed, and now no longer ours or in use: it stays owed.
+            if gpu is None or gpu.stopped_in is Phase.PREFLIGHT:
                 continue
-            pf, detail = gpu.plan.pf, "the mode still reads off"
+            detail = "the mode still reads off"
             try:
                 self.hw.set_persistence(pf, enabled=True)
                 if self.hw.facts(pf).persistence:
+                    self.owed.persistence_is_back(pf)
                     continue
             except HardwareError as err:
                 detail = err.detail

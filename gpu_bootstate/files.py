@@ -24,12 +24,12 @@ def make_directory(path: Path) -> None:
 def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write beside the target, sync, rename over it. Makes the directory. Raises OSError."""
     make_directory(path.parent)
-    # The name starts with a dot: readers of drop-in style directories skip it.
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    # O_NOFOLLOW: we write as root, in directories that others may reach.
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode
-    )
+    # The name starts with a dot: readers of drop-in style directories skip it. Always the same
+    # name: what a killed run has left is taken by the next. Writers are alone, under our lock.
+    temporary = path.parent / f".{path.name}.new"
+    temporary.unlink(missing_ok=True)
+    # O_EXCL: we write as root, in directories that others may reach.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             os.fchmod(stream.fileno(), mode)

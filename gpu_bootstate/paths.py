@@ -36,6 +36,10 @@ class Paths:
         return self.run_dir / "status.json"
 
     @property
+    def owed(self) -> Path:
+        return self.run_dir / "owed.json"
+
+    @property
     def lock(self) -> Path:
         return self.run_dir / "lock"
 

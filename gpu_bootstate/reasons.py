@@ -142,6 +142,7 @@ class Code(Enum):
     VFS_CYCLED = "vfs-cycled"
     UNBIND_LOCK_BUSY = "unbind-lock-busy"
     SIBLING_DRIVERLESS = "sibling-driverless"
+    SIBLING_UNREADABLE = "sibling-unreadable"
     NO_SRIOV = "no-sriov"
     NON_SRIOV_MODE = "non-sriov-mode"
     # instances and types
@@ -561,6 +562,14 @@ REASONS: dict[Code, Reason] = {
         "sriov-manage would capture that card for pci-pf-stub and leave it there.",
         "Bind {sibling} to its driver, or put it in the configuration so that it is bound here; "
         "if it is there, see what kept it from being bound.",
+        _FAIL,
+    ),
+    Code.SIBLING_UNREADABLE: Reason(
+        "{pf}: VFs cannot be switched while {sibling}, a card of the same model, cannot be read "
+        "({detail}).",
+        "If it has no driver, sriov-manage would capture it for pci-pf-stub and leave it there; it "
+        "is not in the configuration, so it must not be touched.",
+        "Look at `lspci -s {sibling}` and `journalctl -k`; repair or remove the card.",
         _FAIL,
     ),
     Code.NO_SRIOV: Reason(

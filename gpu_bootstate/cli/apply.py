@@ -26,6 +26,7 @@ from gpu_bootstate.hardware.protocol import Hardware
 from gpu_bootstate.lock import Busy, acquire
 from gpu_bootstate.model import Bdf, Card, DesiredState, Plan, Policy, RunOutcome
 from gpu_bootstate.notify import Notifier
+from gpu_bootstate.owed import Owed
 from gpu_bootstate.paths import Paths
 from gpu_bootstate.preflight import wait_until_ready
 from gpu_bootstate.problems import ConfigInvalid
@@ -80,7 +81,7 @@ def _apply(where: Where) -> dict[str, Any]:
             NotifyListener(Notifier(), hw.now, desired.policy),
         ]
         run = Run(where.paths, hw, desired, Several(listeners))
-        with _signals(run):
+        with ending_on_signals(run):
             return run.whole()
 
 
@@ -174,6 +175,7 @@ class Run:
             verified=self._verified,
             policy=policy,
             gate=gate,
+            owed=Owed(self.paths, boot_id),
             listener=self.listener,
             deadline=deadline,
         )
@@ -258,7 +260,7 @@ def _refused_gate(outcome_of: Run, error: GateError) -> RunOutcome:
     return _ended(outcome_of.hw, error.finding, gate_open=False)
 
 
-def _signals(run: Run) -> ExitStack:
+def ending_on_signals(run: Run) -> ExitStack:
     """SIGTERM and SIGINT end the run at the next safe point, and every wait soon."""
 
     def stop(number: int, _frame: FrameType | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from gpu_bootstate.hardware.protocol import (
     ErrorKind,
     HardwareError,
@@ -172,7 +174,16 @@ def _no_driverless_sibling(ctx: StepContext, pf: Bdf) -> None:
     for sibling in ctx.model_pfs:
         if sibling == pf:
             continue
-        pci = ctx.hw.pf(sibling)
+        try:
+            pci = ctx.hw.pf(sibling)
+        except HardwareError as err:
+            # One that left the bus cannot be captured; one of ours that is sick fails by itself,
+            # and takes no other card down.
+            if err.kind is ErrorKind.NOT_FOUND or sibling in ctx.configured:
+                continue
+            raise StepFailed(
+                Finding.of(Code.SIBLING_UNREADABLE, pf=pf, sibling=sibling, detail=err.detail)
+            ) from err
         if pci.driver is not None or pci.driver_override:
             continue
         if sibling not in ctx.configured:
@@ -186,8 +197,11 @@ def _no_driverless_sibling(ctx: StepContext, pf: Bdf) -> None:
 def _look_after_siblings(ctx: StepContext, pf: Bdf) -> None:
     """After the tool has run, no card of its model may be left where it parks them."""
     for sibling in ctx.model_pfs:
-        if sibling != pf and ctx.hw.pf(sibling).driver == STUB_DRIVER:
-            ctx.note(Finding.of(Code.PF_STRANDED, pf=sibling, driver=STUB_DRIVER))
+        if sibling == pf:
+            continue
+        with contextlib.suppress(HardwareError):
+            if ctx.hw.pf(sibling).driver == STUB_DRIVER:
+                ctx.note(Finding.of(Code.PF_STRANDED, pf=sibling, driver=STUB_DRIVER))
 
 
 def _managers_up(ctx: StepContext, pf: Bdf) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import HealthCheck, event, given, settings
@@ -13,90 +11,8 @@ from hypothesis import strategies as st
 
 from gpu_bootstate.model import HolderKind
 from gpu_bootstate.simulator.state import Call
-from tests.support.node import Node, config
-
-
-@dataclass(frozen=True)
-class Wish:
-    """A profile as it is written, and what a GPU with it looks like."""
-
-    text: str
-    mig: bool = False
-    vfs: bool = True
-    layout: tuple[tuple[str, int], ...] = ()  # profile -> count
-    types: tuple[tuple[int, str], ...] = ()  # VF -> type
-
-
-def _types(*names: str) -> tuple[tuple[int, str], ...]:
-    return tuple(enumerate(names))
-
-
-BARE = Wish("{mode: none}", vfs=False)
-
-WISHES = {
-    "hgx-h200-8": [
-        BARE,
-        Wish(
-            "{mig: {1g.18gb: 7}, vgpus: {H200X-1-18C: 7}}",
-            mig=True,
-            layout=(("1g.18gb", 7),),
-            types=_types(*["H200X-1-18C"] * 7),
-        ),
-        Wish(
-            "{mig: {1g.18gb: 3, 4g.71gb: 1}, vgpus: {H200X-1-18C: 2, H200X-4-71C: [5]}}",
-            mig=True,
-            layout=(("1g.18gb", 3), ("4g.71gb", 1)),
-            types=((0, "H200X-1-18C"), (1, "H200X-1-18C"), (5, "H200X-4-71C")),
-        ),
-        Wish(
-            "{vgpus: {H200X-3-71C: 1, H200X-2-35C: 1}}",
-            mig=True,
-            layout=(("2g.35gb", 1), ("3g.71gb", 1)),
-            types=_types("H200X-3-71C", "H200X-2-35C"),
-        ),
-        Wish("{vgpus: {H200X-141C: 1}}", types=_types("H200X-141C")),
-        Wish(
-            "{vgpus: {H200X-35C: 2, H200X-70C: 1}, mixed-size: true}",
-            types=_types("H200X-35C", "H200X-35C", "H200X-70C"),
-        ),
-    ],
-    "hgx-a100-8": [
-        BARE,
-        Wish(
-            "{mig: {1g.10gb: 7}, vgpus: {A100DX-1-10C: 5}}",
-            mig=True,
-            layout=(("1g.10gb", 7),),
-            types=_types(*["A100DX-1-10C"] * 5),
-        ),
-        Wish(
-            "{mig: {3g.40gb: [4], 2g.20gb: 2}, vgpus: {A100DX-2-20C: 2}}",
-            mig=True,
-            layout=(("2g.20gb", 2), ("3g.40gb", 1)),
-            types=_types("A100DX-2-20C", "A100DX-2-20C"),
-        ),
-        Wish("{vgpus: {A100DX-40C: 2}}", types=_types("A100DX-40C", "A100DX-40C")),
-    ],
-    "l40s-4": [
-        BARE,
-        Wish("{vgpus: {L40S-12Q: 4}}", types=_types(*["L40S-12Q"] * 4)),
-        Wish("{vgpus: {L40S-48Q: [7]}}", types=((7, "L40S-48Q"),)),
-    ],
-}
-
-# How a GPU may be found at the start of a run; each is a state that the hardware allows.
-STARTS = [
-    "bare",
-    "mig on",
-    "mig pending",
-    "vfs on",
-    "some vfs on",
-    "vfs on and carved",
-    "carved otherwise",
-    "stranded on the stub",
-    "unbound",
-    "lock left",
-    "whole card",
-]
+from tests.support.node import Node
+from tests.support.situations import STARTS, WISHES, Wish, assert_is, made_node, written
 
 TRANSIENT = [
     "sriov_manage times=1 noop",
@@ -135,38 +51,6 @@ SETTINGS = settings(
 )
 
 
-def _start(node: Node, pf: str, start: str) -> None:
-    gpu = node.gpu(pf)
-    has_mig = node.sim.board_of(gpu).mig
-    small = next((p for p in node.sim.profiles(gpu) if p.slice_count == 2), None)
-    if start in ("mig on", "vfs on and carved", "carved otherwise") and has_mig:
-        node.with_mig(pf)
-    if start == "mig pending" and has_mig:
-        node.with_mig(pf, current=False, pending=True)
-    if start in ("vfs on", "vfs on and carved", "carved otherwise", "whole card"):
-        node.with_vfs(pf)
-    if start == "some vfs on":
-        node.with_vfs(pf, 4)
-    if start == "vfs on and carved" and small is not None:
-        node.with_instances(pf, (small.name, 0), (small.name, 4))
-        kind = next(t for t in node.sim.types(gpu) if t.gi_profile_id == small.gi_profile_id)
-        node.with_types(pf, {1: kind.name.split()[-1]})
-    if start == "carved otherwise" and small is not None:
-        node.with_instances(pf, *((small.name, place.start) for place in small.placements))
-    if start == "whole card":
-        whole = max(
-            (t for t in node.sim.types(gpu) if t.gi_profile_id is None),
-            key=lambda t: t.framebuffer_mib,
-        )
-        node.with_types(pf, {0: whole.name.split()[-1]})
-    if start == "stranded on the stub":
-        node.stranded(pf, "pci-pf-stub")
-    if start == "unbound":
-        node.stranded(pf, None)
-    if start == "lock left":
-        gpu.unbind_lock = True
-
-
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[str, dict[str, Wish], dict[str, str]]:
     board = draw(st.sampled_from(sorted(WISHES)))
@@ -175,27 +59,6 @@ def situations(draw: st.DrawFn) -> tuple[str, dict[str, Wish], dict[str, str]]:
     wishes = {pf: draw(st.sampled_from(WISHES[board])) for pf in named}
     starts = {pf: draw(st.sampled_from(STARTS)) for pf in named}
     return board, wishes, starts
-
-
-def _node(board: str, starts: dict[str, str], directory: str) -> Node:
-    node = Node(board, Path(directory))
-    for pf, start in starts.items():
-        _start(node, pf, start)
-    return node
-
-
-def _written(wishes: dict[str, Wish], policy: str = "") -> str:
-    return config({pf: wish.text for pf, wish in wishes.items()}, policy)
-
-
-def _assert_is(node: Node, pf: str, wish: Wish) -> None:
-    gpu = node.gpu(pf)
-    assert (gpu.driver, gpu.unbind_lock) == ("nvidia", False)
-    assert (gpu.mig_current, gpu.mig_pending) == (wish.mig, wish.mig)
-    total = node.sim.board_of(gpu).sriov_totalvfs
-    assert len(gpu.vfs) == (total if wish.vfs else 0)
-    assert sorted(Counter(name for name, _ in node.layout(pf)).items()) == sorted(wish.layout)
-    assert node.types(pf) == dict(wish.types)
 
 
 def _assert_order(calls: list[Call], pf: str, *, vfs_on: bool) -> None:
@@ -236,26 +99,26 @@ def test_every_start_converges_in_order_and_the_next_run_does_nothing(
 ) -> None:
     board, wishes, starts = situation
     with tempfile.TemporaryDirectory() as directory:
-        node = _node(board, starts, directory)
+        node = made_node(board, starts, directory)
         on_before = _vfs_on(node)
-        result = node.apply(_written(wishes))
+        result = node.apply(written(wishes))
         assert result["exit_code"] == 0, result["summary"]
         _assert_always(node, wishes, on_before=on_before, ready=True)
         assert all(call.ok for call in node.calls), "a call was made to see whether it fails"
         for pf, wish in wishes.items():
-            _assert_is(node, pf, wish)
+            assert_is(node, pf, wish)
 
-        again = node.apply(_written(wishes))
+        again = node.apply(written(wishes))
         assert (again["exit_code"], node.calls, node.ready) == (0, [], True)
 
         node.reboot()
-        assert node.apply(_written(wishes))["exit_code"] == 0
+        assert node.apply(written(wishes))["exit_code"] == 0
         for pf, wish in wishes.items():
-            _assert_is(node, pf, wish)
+            assert_is(node, pf, wish)
         node.sim.reload_driver()
-        assert node.apply(_written(wishes))["exit_code"] == 0
+        assert node.apply(written(wishes))["exit_code"] == 0
         for pf, wish in wishes.items():
-            _assert_is(node, pf, wish)
+            assert_is(node, pf, wish)
 
 
 @SETTINGS
@@ -265,16 +128,16 @@ def test_geometry_changed_in_the_file_converges_from_what_the_last_one_left(
 ) -> None:
     board, wishes, starts = situation
     with tempfile.TemporaryDirectory() as directory:
-        node = _node(board, starts, directory)
-        assert node.apply(_written(wishes))["exit_code"] == 0
+        node = made_node(board, starts, directory)
+        assert node.apply(written(wishes))["exit_code"] == 0
         then = {pf: data.draw(st.sampled_from(WISHES[board])) for pf in wishes}
         on_before = _vfs_on(node)
         before = dict(wishes)
-        result = node.apply(_written(then))
+        result = node.apply(written(then))
         assert result["exit_code"] == 0, result["summary"]
         _assert_always(node, then, on_before=on_before, ready=True)
         for pf, wish in then.items():
-            _assert_is(node, pf, wish)
+            assert_is(node, pf, wish)
             if wish == before[pf]:
                 assert pf not in node.touched(), "it was right, whatever its neighbours were"
 
@@ -286,14 +149,14 @@ def test_a_failure_that_passes_is_got_over(
 ) -> None:
     board, wishes, starts = situation
     with tempfile.TemporaryDirectory() as directory:
-        node = _node(board, starts, directory).fault(fault)
+        node = made_node(board, starts, directory).fault(fault)
         on_before = _vfs_on(node)
-        result = node.apply(_written(wishes))
+        result = node.apply(written(wishes))
         event(f"met: {bool(node.sim.state.faults[0].seen)}")
         assert result["exit_code"] == 0, (result["summary"], result["gpus"])
         _assert_always(node, wishes, on_before=on_before, ready=True)
         for pf, wish in wishes.items():
-            _assert_is(node, pf, wish)
+            assert_is(node, pf, wish)
 
 
 @SETTINGS
@@ -305,10 +168,10 @@ def test_one_gpu_that_fails_for_good_takes_no_other_down_and_is_told(
     victim = sorted(wishes)[0]
     verb, effect = fault.split(" ", 1)
     with tempfile.TemporaryDirectory() as directory:
-        node = _node(board, starts, directory)
+        node = made_node(board, starts, directory)
         node.fault(f"{verb} {victim} {effect}")
         on_before = _vfs_on(node)
-        result = node.apply(_written(wishes))
+        result = node.apply(written(wishes))
         outcome = {gpu["pf"]: gpu for gpu in result["gpus"]}
         failed = outcome[victim]["condition"] != "converged"
         event(f"failed: {failed}")
@@ -319,7 +182,7 @@ def test_one_gpu_that_fails_for_good_takes_no_other_down_and_is_told(
                 assert node.gpu(victim).driver is None
             elif pf != victim:
                 assert outcome[pf]["condition"] == "converged", outcome[pf]["message"]
-                _assert_is(node, pf, wish)
+                assert_is(node, pf, wish)
         if failed:
             assert outcome[victim]["reason"]
             assert victim in outcome[victim]["message"]
@@ -328,16 +191,16 @@ def test_one_gpu_that_fails_for_good_takes_no_other_down_and_is_told(
             assert result["exit_code"] != 0
             assert not node.gpu_ready(victim)
         else:
-            _assert_is(node, victim, wishes[victim])
+            assert_is(node, victim, wishes[victim])
 
         # The cause is gone: the next run goes on from whatever was left.
         node.without_faults()
         gpu = node.gpu(victim)
         gpu.lost = gpu.off_bus = False
-        final = node.apply(_written(wishes))
+        final = node.apply(written(wishes))
         assert final["exit_code"] == 0, (final["summary"], final["gpus"])
         for pf, wish in wishes.items():
-            _assert_is(node, pf, wish)
+            assert_is(node, pf, wish)
 
 
 @SETTINGS
@@ -348,7 +211,7 @@ def test_a_gpu_in_use_sees_no_call_whatever_is_wanted(
     board, wishes, starts = situation
     victim = sorted(wishes)[0]
     with tempfile.TemporaryDirectory() as directory:
-        node = _node(board, starts, directory)
+        node = made_node(board, starts, directory)
         gpu = node.gpu(victim)
         if kind is HolderKind.VM and gpu.vfs:
             node.with_vm(victim, 0)
@@ -356,7 +219,7 @@ def test_a_gpu_in_use_sees_no_call_whatever_is_wanted(
             node.with_instance_holder(victim, gpu.instances[0].gi_id)
         else:
             node.with_compute(victim)
-        result = node.apply(_written(wishes))
+        result = node.apply(written(wishes))
         assert victim not in node.touched()
         outcome = next(g for g in result["gpus"] if g["pf"] == victim)
         if outcome["condition"] != "converged":
@@ -369,7 +232,7 @@ def test_a_gpu_in_use_sees_no_call_whatever_is_wanted(
                 assert gpu.driver is None
                 assert not {"sriov_manage", "set_mig_mode"} & set(node.verbs(pf))
             elif pf != victim:
-                _assert_is(node, pf, wish)
+                assert_is(node, pf, wish)
 
 
 @SETTINGS
@@ -383,14 +246,14 @@ def test_a_run_that_is_killed_at_any_change_is_continued_by_the_next(
     verbs = ("sriov_manage", "create_gpu_instance", "set_vgpu_type", "set_mig_mode", "bind_driver")
     verb = verbs[number % len(verbs)]
     with tempfile.TemporaryDirectory() as directory:
-        node = _node(board, starts, directory).fault(f"{verb} nth={1 + number // 5} {when}")
+        node = made_node(board, starts, directory).fault(f"{verb} nth={1 + number // 5} {when}")
         try:
-            node.apply(_written(wishes))
+            node.apply(written(wishes))
         except Killed:
             assert not node.ready, "the gate is open on what nobody has verified"
         event(f"killed: {not node.ready}")
         node.without_faults()
-        result = node.apply(_written(wishes))
+        result = node.apply(written(wishes))
         assert result["exit_code"] == 0, (result["summary"], result["gpus"])
         for pf, wish in wishes.items():
-            _assert_is(node, pf, wish)
+            assert_is(node, pf, wish)

@@ -87,6 +87,24 @@ def test_a_sibling_that_loses_its_driver_in_between_is_not_captured(node: NodeMa
     assert made.gpu(B).driver is None
 
 
+def test_a_sick_card_takes_no_other_of_its_model_down(node: NodeMaker) -> None:
+    """Its files in sysfs answer with EIO, or it leaves the bus, while the tool runs for others."""
+    for fault in (f"pf {B} io:EIO", f"sriov_manage {B} lose"):
+        made = node("hgx-h200-8").stranded(A, None).fault(fault)
+        result = made.apply(config({A: WHOLE, B: WHOLE}))
+        conditions = {gpu["pf"]: gpu["condition"] for gpu in result["gpus"]}
+        assert conditions == {A: "converged", B: "failed"}, fault
+
+
+def test_a_sick_card_that_is_not_ours_and_may_be_captured_stops_the_tool(node: NodeMaker) -> None:
+    made = node("hgx-h200-8")
+    made.after("set_persistence", lambda: made.fault(f"pf {B} io:EIO"))
+    result = made.apply(config({A: WHOLE}))
+    assert (result["exit_code"], result["gpus"][0]["reason"]) == (1, "sibling-unreadable")
+    assert B in result["gpus"][0]["message"]
+    assert "sriov_manage" not in made.verbs()
+
+
 def test_a_client_that_comes_in_the_middle_of_a_phase_keeps_the_tool_from_being_run(
     node: NodeMaker,
 ) -> None:
