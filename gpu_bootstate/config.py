@@ -22,6 +22,7 @@ that they came from.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -63,11 +64,13 @@ def load(paths: Paths, explicit: Path | None = None) -> DesiredState:
     if explicit is not None:
         assembly.add_file(explicit, may_be_empty=False)
         return assembly.finish()
+    found = _drop_ins(paths.drop_in_dirs, assembly.problems)
     # A link to nothing is not the same as no file.
     if os.path.lexists(paths.config):
-        assembly.add_file(paths.config, may_be_empty=False)
-    for path in _drop_ins(paths.drop_in_dirs, assembly.problems):
-        assembly.add_file(path, may_be_empty=True)
+        found.insert(0, paths.config)
+    _check_writers(found, assembly.problems)
+    for path in found:
+        assembly.add_file(path, may_be_empty=path != paths.config)
     return assembly.finish()
 
 
@@ -96,6 +99,28 @@ def _drop_ins(directories: Sequence[Path], problems: ProblemList) -> list[Path]:
                 mark = Mark(_name(directory / name), 1, 1)
                 problems.add(mark, "", message, want="a name that ends in .yaml")
     return [by_name[name] for name in sorted(by_name) if not _is_mask(by_name[name])]
+
+
+def _check_writers(files: Sequence[Path], problems: ProblemList) -> None:
+    """Whoever can write these files or their directories has root do to GPUs what he likes.
+
+    Not for a file that was named on the command line: whoever did that knows whose it is.
+    """
+    if os.geteuid() != 0:
+        return
+    for path in dict.fromkeys([*(path.parent for path in files), *files]):
+        with contextlib.suppress(OSError):  # reading it will say why
+            status = path.stat()
+            if status.st_uid != 0:
+                who = f"user {status.st_uid}, whose it is,"
+            elif status.st_mode & stat.S_IWOTH:
+                who = "everybody"
+            elif status.st_mode & stat.S_IWGRP and status.st_gid != 0:
+                who = f"group {status.st_gid}"
+            else:
+                continue
+            want = f"root alone: chown root:root {path}; chmod go-w {path}"
+            problems.add(Mark(_name(path), 1, 1), "", f"{who} can write here", want=want)
 
 
 def _is_mask(path: Path) -> bool:

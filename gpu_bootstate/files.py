@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """None when the file is not there, not JSON, or not a mapping: never fatal."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

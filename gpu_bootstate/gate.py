@@ -92,10 +92,11 @@ class Gate:
         ready = read_json(self._paths.ready)
         if ready is None:
             return released or self._paths.ready.exists()
-        if ready.get("boot_id") != self._boot_id or not released:
+        told = ready.get("open")
+        if ready.get("boot_id") != self._boot_id or not released or not isinstance(told, list):
             return True
         ours = {path.stem for path in self._gpu_files() if self._is_ours(path)}
-        return not all(pf in ours for pf in ready.get("open") or ()) or not all(
+        return not ours.issuperset(map(str, told)) or not all(
             _has_text(self._paths.at(file.path), file.content) for file in self._files
         )
 
@@ -140,7 +141,8 @@ class Gate:
         told = (read_json(self._paths.ready) or {}).get("files")
         now = {file.path for file in self._files}
         paths = told if isinstance(told, list) else []
-        return [self._paths.at(path) for path in paths if isinstance(path, str) and path not in now]
+        old = [self._paths.at(path) for path in paths if isinstance(path, str) and path not in now]
+        return [path for path in old if path.is_file()]  # whatever a damaged file names
 
     def _gpu_files(self) -> list[Path]:
         directory = self._paths.run_dir / "gpus"

@@ -26,9 +26,9 @@ class Owed:
         record = read_json(self._path) or {}
         if record.get("boot_id") == boot_id:
             # A file that somebody damaged is no reason not to work.
-            with contextlib.suppress(TypeError, ValueError, AttributeError):
-                self._persistence = [Bdf.parse(text) for text in record.get("persistence", [])]
-                self._units = [str(name) for name in record.get("units", [])]
+            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+                self._persistence = [Bdf.parse(text) for text in record["persistence"]]
+                self._units = [name for name in record["units"] if name.endswith(".service")]
 
     def __bool__(self) -> bool:
         return bool(self._persistence or self._units)

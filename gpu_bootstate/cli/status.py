@@ -66,11 +66,25 @@ def _last(paths: Paths, boot_id: str) -> dict[str, Any]:
     # The lock is asked first: a run that ends in between has its result written by then.
     alive = holder_pid(paths) is not None
     status = read_json(paths.status)
-    if status is None or status.get("boot_id") != boot_id or "progress" not in status:
+    if status is None or status.get("boot_id") != boot_id or not _is_usable(status):
+        if paths.status.exists() and (status is None or status.get("boot_id") == boot_id):
+            what = f"{paths.status} is damaged or of another version"
+            click.echo(f"gpu-bootstate: {what}; it is ignored", err=True)
         return {"progress": "running" if alive else _NEVER_RAN, "boot_id": boot_id}
     if status["progress"] == "running" and not alive:
         return {**status, "progress": _DIED}
     return status
+
+
+def _is_usable(status: dict[str, Any]) -> bool:
+    """Whether it is a record as we write it; found out by using it for all that it is for."""
+    try:
+        if status["progress"] == "done":
+            code = Condition(status["condition"]).exit_code
+            return bool(_text({**status, "live": None})) and status["exit_code"] == code
+        return status["progress"] == "running" and bool(report.text(status))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return False
 
 
 def _live(where: Where, hw: Hardware) -> dict[str, Any]:

@@ -887,6 +887,35 @@ def test_a_file_that_is_no_text_is_a_problem(
     assert str(caught.value) == f"{path}:{message}"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root acts with his own rights only")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "who"),
+    [
+        (65534, 0, 0o644, "user 65534, whose it is, can write here"),
+        (0, 0, 0o646, "everybody can write here"),
+        (0, 65534, 0o664, "group 65534 can write here"),
+        (0, 0, 0o664, None),
+        (0, 65534, 0o644, None),
+    ],
+)
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_root_obeys_only_what_root_alone_can_write(
+    paths: Paths, owner: int, group: int, mode: int, who: str | None, what: str
+) -> None:
+    path = put(paths, "etc/gpu-bootstate/config.d/a.yaml", "version: v1\n")
+    target = path if what == "file" else path.parent
+    os.chown(target, owner, group)
+    target.chmod(mode if what == "file" else mode | 0o111)
+    if who is None:
+        load(paths)
+    else:
+        with pytest.raises(ConfigInvalid) as caught:
+            load(paths)
+        assert f"{target}:1:1: {who}" in str(caught.value)
+        assert "chown root:root" in str(caught.value)
+    load(paths, path)  # named on the command line
+
+
 def test_a_byte_order_mark_means_nothing(paths: Paths) -> None:
     put(paths, "/etc/gpu-bootstate/config.yaml", "\ufeff" + ONE_GPU)
     assert load(paths).digest == parse(ONE_GPU, "c.yaml").digest
