@@ -46,6 +46,7 @@ POLICY_KEYS = (
     "on-conflict",
     "gate",
     "allow-fewer-vfs",
+    "reboot",
     "sriov-manage",
 )
 _ENTRY_KEYS = ("match", "profile", "on-missing")
@@ -337,6 +338,7 @@ def policy(reader: Reader, table: Table, path: str, base: Policy) -> Policy:
         allow_fewer_vfs=reader.field(
             table, path, "allow-fewer-vfs", reader.boolean, base.allow_fewer_vfs
         ),
+        reboot=reader.choice_field(table, path, "reboot", base.reboot),
         sriov_manage=reader.field(table, path, "sriov-manage", reader.file_path, base.sriov_manage),
     )
 

@@ -98,6 +98,13 @@ class GatePolicy(Enum):
     ANY = "any"
 
 
+class RebootPolicy(Enum):
+    """Whether the node may be rebooted for what only a reboot cures."""
+
+    NEVER = "never"
+    ONCE = "once"  # for each configuration
+
+
 class OnConflict(Enum):
     WARN = "warn"
     REFUSE = "refuse"
@@ -185,6 +192,7 @@ class Policy:
     on_conflict: OnConflict = OnConflict.WARN  # other software acting on the same GPUs
     gate: GatePolicy = GatePolicy.ALL
     allow_fewer_vfs: bool = False
+    reboot: RebootPolicy = RebootPolicy.NEVER
     sriov_manage: str = "/usr/lib/nvidia/sriov-manage"
 
 

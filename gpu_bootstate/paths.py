@@ -51,5 +51,10 @@ class Paths:
         return self.run_dir / "gpus" / f"{pf}.json"
 
     @property
+    def reboots(self) -> Path:
+        """On the disk: what one boot has tried the next must know."""
+        return self.at("/var/lib/gpu-bootstate/reboots.json")
+
+    @property
     def last_run(self) -> Path:
         return self.at("/var/lib/gpu-bootstate/last-run.json")

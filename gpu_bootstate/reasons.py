@@ -161,6 +161,10 @@ class Code(Enum):
     INTERRUPTED = "interrupted"
     NOT_VERIFIED = "not-verified"
     UNIT_NOT_STOPPED = "unit-not-stopped"
+    REBOOTING = "rebooting"
+    REBOOTED_BEFORE = "rebooted-before"
+    REBOOT_HELD = "reboot-held"
+    REBOOT_FAILED = "reboot-failed"
     UNIT_NOT_STARTED = "unit-not-started"
     PERSISTENCE_NOT_LOWERED = "persistence-not-lowered"
     PERSISTENCE_NOT_RESTORED = "persistence-not-restored"
@@ -671,6 +675,30 @@ REASONS: dict[Code, Reason] = {
         "{unit} did not stop within {waited_s} s, so GPUs that it holds were not changed.",
         "It hangs, or something starts it again.",
         "Stop it by hand, then `systemctl reload gpu-bootstate`.",
+        _FAIL,
+    ),
+    Code.REBOOTING: Reason(
+        "The node is being rebooted, since only that can help: {why}.",
+        "The policy `reboot: once` allows one for each configuration, and nobody uses a GPU.",
+        "Wait for the next boot; this configuration will not reboot the node again.",
+        _FAIL,
+    ),
+    Code.REBOOTED_BEFORE: Reason(
+        "The node is not rebooted again for this configuration, though only that may help: {why}.",
+        "{path} says that it has been; what one reboot did not cure, the next would not either.",
+        "Repair what is named; then change the configuration, or remove {path}, to allow another.",
+        _FAIL,
+    ),
+    Code.REBOOT_HELD: Reason(
+        "The node is not rebooted, though only that could help ({why}): in use by {user}.",
+        "A reboot would end what runs on the GPUs of this node.",
+        "Move or stop it, then `systemctl reload gpu-bootstate`.",
+        _FAIL,
+    ),
+    Code.REBOOT_FAILED: Reason(
+        "The node could not be rebooted, though only that could help ({why}): {detail}.",
+        "It is asked for only once it is on the disk that it was, so that it stays one.",
+        "Reboot the node by hand, once nobody uses a GPU.",
         _FAIL,
     ),
     Code.UNIT_NOT_STARTED: Reason(

@@ -32,6 +32,7 @@ from gpu_bootstate.preflight import wait_until_ready
 from gpu_bootstate.problems import ConfigInvalid
 from gpu_bootstate.progress import Listener, NotifyListener, Several, listener_on
 from gpu_bootstate.reasons import Code, Condition, Finding
+from gpu_bootstate.reboot import reboot_if_allowed
 
 
 @click.command(name="apply")
@@ -135,6 +136,7 @@ class Run:
         self._remembered = remembered_cards(self.paths)
         try:
             outcome = self._outcome(start.boot_id)
+            outcome = self._last_resort(outcome)
         except GateError as err:
             outcome = _refused_gate(self, err)
         except Exception as err:
@@ -179,6 +181,13 @@ class Run:
             listener=self.listener,
             deadline=deadline,
         )
+
+    def _last_resort(self, outcome: RunOutcome) -> RunOutcome:
+        finding = reboot_if_allowed(self.hw, self.paths, self.desired, outcome)
+        if finding is None:
+            return outcome
+        self.listener.said(finding)
+        return replace(outcome, findings=(*outcome.findings, finding))
 
     def _ended_early(self, boot_id: str, finding: Finding) -> RunOutcome:
         self.listener.said(finding)

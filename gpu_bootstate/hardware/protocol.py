@@ -159,6 +159,9 @@ class Hardware(Protocol):
     def start_unit(self, unit: str) -> None:
         """Queue a start and return; the unit may be ordered after us, so nobody waits for it."""
 
+    def reboot(self) -> None:
+        """Ask systemd for an orderly reboot of the node and return."""
+
     # ------------------------------------------------------------------ the bus
     def pfs(self) -> tuple[PciFunction, ...]:
         """All NVIDIA display PFs from sysfs, whatever driver they are on, sorted by BDF."""

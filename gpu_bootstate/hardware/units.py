@@ -57,5 +57,14 @@ def queue_job(runner: Runner, verb: str, unit: str, *, timeout_s: float) -> None
         raise HardwareError(ErrorKind.UNKNOWN, f"{verb} {unit}", detail=done.text)
 
 
+def reboot(runner: Runner, *, timeout_s: float) -> None:
+    """Raises HardwareError when systemd does not take it."""
+    done = runner.run(["systemctl", "--no-block", "reboot"], timeout_s=timeout_s)
+    if done.timed_out:
+        raise HardwareError(ErrorKind.HUNG, "reboot", waited_s=timeout_s)
+    if done.exit_code != 0:
+        raise HardwareError(ErrorKind.UNKNOWN, "reboot", detail=done.text)
+
+
 def _number(text: str | None) -> int:
     return int(text) if text and text.isdigit() else 0

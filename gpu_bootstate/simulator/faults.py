@@ -23,7 +23,7 @@ _E = TypeVar("_E", bound=Enum)
 ALWAYS = 10**9
 
 TOOLS = frozenset({"sriov_manage", "reset_gpu"})
-_UNIT_JOBS = frozenset({"stop_unit", "start_unit"})
+_NODE_CHANGES = frozenset({"stop_unit", "start_unit", "reboot"})
 _GPU_CHANGES = TOOLS | {
     "bind_driver",
     "create_compute_instance",
@@ -35,7 +35,7 @@ _GPU_CHANGES = TOOLS | {
     "set_persistence",
     "set_vgpu_type",
 }
-CHANGES = _GPU_CHANGES | _UNIT_JOBS
+CHANGES = _GPU_CHANGES | _NODE_CHANGES
 _GPU_READS = frozenset(
     {
         "creatable_vgpu_types",

@@ -68,6 +68,7 @@ LATENCY_S = {
     "set_vgpu_type": 0.2,
     "stop_unit": 0.1,
     "start_unit": 0.1,
+    "reboot": 0.1,
 }
 _READ_S = 0.0002
 
@@ -333,6 +334,14 @@ class SimHardware:
                 found.changes = [UnitChange(end + _UNIT_STOPS_S, after)]
 
         self._change(verb, unit, "", act, instead=_nothing)
+
+    def reboot(self) -> None:
+        """Only asked for; the reboot itself comes from outside, as `simulate reboot`."""
+
+        def act(_start: float, _end: float) -> None:
+            self._node.state.reboot_asked = True
+
+        self._change("reboot", "node", "", act, instead=_nothing)
 
     def _save(self) -> None:
         if self._store is not None:

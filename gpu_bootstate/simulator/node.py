@@ -490,6 +490,7 @@ class SimNode:
         """HI 9: what a reboot takes."""
         self.state.boot += 1
         self.state.boot_id = ""
+        self.state.reboot_asked = False
         self.state.clock_s = 20.0
         self.state.nvml_ready_at = 0.0
         self.state.log.clear()

@@ -127,6 +127,7 @@ class NodeState:
     board: str
     boot: int = 1
     boot_id: str = ""  # of this boot, where it is not simply numbered
+    reboot_asked: bool = False  # in this boot
     clock_s: float = 20.0  # the kernel has been up for a moment
     pace: float = 0.0
     latency: str = "field"

@@ -61,6 +61,8 @@ def main() -> None:
     if job in ("enable", "disable"):
         said["tool"] = switch(hw, Bdf.parse(pf), enable=job == "enable")
         said["after"] = {str(each.bdf): found(hw, each.bdf) for each in hw.pfs()}
+    elif job == "reboot":
+        hw.reboot()
     else:
         said["holders"] = holders(hw, Bdf.parse(pf))
     said["kernel_log"] = len(hw.kernel_log())

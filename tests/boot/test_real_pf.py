@@ -6,6 +6,7 @@ rest is the kernel's: `sriov_numvfs`, the `virtfn` links, drivers, uevents, VFIO
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.boot.machine import Machine, OverlayEntry, Symlink
+from tests.boot.machine import Completed, Machine, MachineError, OverlayEntry, Symlink
 from tests.boot.node import Node
 
 pytestmark = pytest.mark.boot
@@ -22,6 +23,7 @@ Shows = Callable[[str], None]
 US = "gpu-bootstate.service"
 VFS = 8
 _UNITS = "/etc/systemd/system"
+DROP_IN = f"/run/systemd/system/{US}.d/99-probe.conf"
 
 # host-interfaces.md 1.2: by way of pci-pf-stub, as PFs of one vendor and device id.
 _SRIOV_MANAGE = """#!/bin/bash
@@ -94,21 +96,24 @@ def pfs(host: Node) -> list[str]:
 
 def probe(host: Node, job: str, pf: str) -> dict[str, Any]:
     """One run of the probe as the unit's main process, in its sandbox."""
-    drop_in = f"/run/systemd/system/{US}.d"
-    lines = "ExecCondition=\nExecStartPost=\nExecStart=\n"
-    lines += "ExecStart=/usr/bin/python3 -I /usr/lib/boot-test/probe.py\n"
-    host.check(
-        f"mkdir -p {drop_in} /etc/boot-test; echo '{job} {pf}' >/etc/boot-test/probe; "
-        f"printf '[Service]\n{lines}' >{drop_in}/99-probe.conf; systemctl daemon-reload"
-    )
-    done = host.run(f"systemctl restart {US}", 300)
+    done = start_probe(host, job, pf)
     said = host.said(US)
-    host.check(f"rm {drop_in}/99-probe.conf; systemctl stop {US}; systemctl daemon-reload")
+    host.check(f"rm {DROP_IN}; systemctl stop {US}; systemctl daemon-reload")
     assert done.rc == 0, said
     found = json.loads([text for text in said if text.startswith("{")][-1])
     assert found["modprobe"] == 0
     assert isinstance(found, dict)
     return found
+
+
+def start_probe(host: Node, job: str, pf: str) -> Completed:
+    lines = "ExecCondition=\\nExecStartPost=\\nExecStart=\\n"
+    lines += "ExecStart=/usr/bin/python3 -I /usr/lib/boot-test/probe.py\\n"
+    host.check(
+        f"mkdir -p $(dirname {DROP_IN}) /etc/boot-test; echo '{job} {pf}' >/etc/boot-test/probe; "
+        f"printf '[Service]\\n{lines}' >{DROP_IN}; systemctl daemon-reload"
+    )
+    return host.run(f"systemctl restart {US}", 300)
 
 
 def state(vfs: list[list[Any]]) -> dict[str, Any]:
@@ -188,3 +193,14 @@ def test_a_dead_watch_shows_in_status(host: Node, shows: Shows) -> None:
     assert host.show("gpu-bootstate-regate.service", "ActiveState") == "failed"
     assert named("gpu-bootstate-regate.service")
     shows("a stopped or failed watch of the gate shows in status")
+
+
+# The last one: it takes the machine down.
+def test_a_reboot_that_is_asked_for_comes(host: Node, pfs: list[str], shows: Shows) -> None:
+    with contextlib.suppress(MachineError):  # the answer may come too late for the machine
+        start_probe(host, "reboot", pfs[0])
+    host.machine.wait_off(180)
+    host.machine.boot(extra_qemu=_devices())
+    targets = host.check("journalctl -b -1 -o cat UNIT=reboot.target")
+    assert "Reached target" in targets
+    shows("reboot asked for from the sandbox: systemd takes the machine down in order")

@@ -129,6 +129,7 @@ def _changes(hw: SimHardware) -> dict[str, Callable[[], object]]:
         "set_vgpu_type": lambda: hw.set_vgpu_type(vf, 1414, mdev_uuid=None),
         "stop_unit": lambda: hw.stop_unit(VGPU_MGR),
         "start_unit": lambda: hw.start_unit("nvidia-dcgm.service"),
+        "reboot": hw.reboot,
         "reset_gpu": lambda: hw.reset_gpu(B, timeout_s=60.0),
         "sriov_manage": lambda: hw.sriov_manage(B, enable=True, timeout_s=60.0),
     }
@@ -157,7 +158,7 @@ def _prepared(verb: str, effect: str) -> tuple[SimNode, SimHardware]:
 def _picture(node: SimNode) -> str:
     """Everything that a change could change, as a text to compare."""
     units = {name: unit.changes for name, unit in node.state.units.items()}
-    return repr((node.state.gpus, units))
+    return repr((node.state.gpus, units, node.state.reboot_asked))
 
 
 @pytest.mark.parametrize("verb", sorted(CHANGES))
