@@ -5,7 +5,7 @@ PYTHON ?= python3
 STAMP = $(VENV)/.installed
 SIM = $(BIN)/gpu-bootstate --simulate hgx-h200-8 --sim-dir build/demo --config config/config.yaml
 
-.PHONY: demo test chaos lint types check fmt clean
+.PHONY: demo test chaos mutations lint types check fmt clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ test: $(STAMP)
 # The long matrix of crashes and faults; `make test` has a seeded part of it.
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos $(CHAOS)
+
+# Faults planted in our own code, and which test notices.
+mutations: $(STAMP)
+	$(BIN)/python -m tests.chaos.mutations
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

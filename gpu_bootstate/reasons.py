@@ -343,20 +343,21 @@ REASONS: dict[Code, Reason] = {
         "{unit} is not up after {waited_s} s ({state}).",
         "VFs and vGPU types need the vGPU manager; on NVLink systems it starts late. "
         "Its last words: {log}",
-        "Look at `journalctl -u {unit}`, restart it, then `systemctl reload gpu-bootstate`.",
+        "Look at `journalctl -u {unit}`, restart it, then "
+        "`systemctl reload-or-restart gpu-bootstate`.",
         _UNAV,
     ),
     Code.TYPES_NOT_LISTED: Reason(
         "{pf} ({name}) is run by a vGPU host driver that lists no vGPU types for it.",
         "nvidia-vgpud has not told the driver the types of this GPU, or this card has none.",
-        "Restart nvidia-vgpud, then `systemctl reload gpu-bootstate`.",
+        "Restart nvidia-vgpud, then `systemctl reload-or-restart gpu-bootstate`.",
         _UNAV,
     ),
     Code.FABRIC_MANAGER_DOWN: Reason(
         "{pf} needs a reset, which this board allows only while nvidia-fabricmanager runs; it is "
         "{state} after {waited_s} s.",
         "On A100 boards with NVSwitch a single GPU can be reset only under Fabric Manager.",
-        "Start nvidia-fabricmanager, then `systemctl reload gpu-bootstate`.",
+        "Start nvidia-fabricmanager, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.FABRIC_MODE: Reason(
@@ -437,14 +438,14 @@ REASONS: dict[Code, Reason] = {
     Code.IN_USE: Reason(
         "{pf} is in use by {holder}, so nothing was changed: {wanted}.",
         "The change would take the GPU away from a running VM or process.",
-        "Stop {holder}, then `systemctl reload gpu-bootstate`.",
+        "Stop {holder}, then `systemctl reload-or-restart gpu-bootstate`.",
         _REFU,
     ),
     Code.HELD: Reason(
         "{pf} is held open by {holder}, so nothing was changed: {wanted}.",
         "VFs, MIG mode and reset need every client off the GPU.",
         "Stop it, or list its unit under `policy: holders: {{stop: [...]}}`, then "
-        "`systemctl reload gpu-bootstate`.",
+        "`systemctl reload-or-restart gpu-bootstate`.",
         _REFU,
     ),
     Code.MIG_MODE_UNREADABLE: Reason(
@@ -463,7 +464,8 @@ REASONS: dict[Code, Reason] = {
     Code.MIG_MODE_PENDING: Reason(
         "{pf}: MIG mode was set to {wanted} but stays pending ({detail}).",
         "Something still held the GPU, or the mode needs a reset.",
-        "Find the holder (`fuser -v /dev/nvidia*`), stop it, `systemctl reload gpu-bootstate`.",
+        "Find the holder (`fuser -v /dev/nvidia*`), stop it, "
+        "`systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.MIG_MODE_FAILED: Reason(
@@ -512,7 +514,8 @@ REASONS: dict[Code, Reason] = {
     Code.VFS_NOT_CREATED: Reason(
         "{pf}: sriov-manage was run {attempts} times and left {found} of {wanted} VFs: {detail}.",
         "Its exit status is not proof; the vGPU manager may not be ready.",
-        "Look at `journalctl -k -g 'NVRM|SR-IOV'`, then `systemctl reload gpu-bootstate`.",
+        "Look at `journalctl -k -g 'NVRM|SR-IOV'`, then "
+        "`systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.VFS_TOO_FEW: Reason(
@@ -525,7 +528,7 @@ REASONS: dict[Code, Reason] = {
     Code.VFS_NOT_REMOVED: Reason(
         "{pf}: sriov-manage -d left {found} VFs: {detail}.",
         "Something holds the GPU or a VF.",
-        "Find the holder, stop it, then `systemctl reload gpu-bootstate`.",
+        "Find the holder, stop it, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.VFS_NO_RESOURCES: Reason(
@@ -538,7 +541,7 @@ REASONS: dict[Code, Reason] = {
     Code.VFS_NO_TYPES: Reason(
         "{pf}: {missing} of its {wanted} VFs offer no vGPU types after {waited_s} s.",
         "The vGPU manager has not registered them.",
-        "Restart nvidia-vgpu-mgr, then `systemctl reload gpu-bootstate`.",
+        "Restart nvidia-vgpu-mgr, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.VFS_ON_VFIO_PCI: Reason(
@@ -546,7 +549,8 @@ REASONS: dict[Code, Reason] = {
         "With vendor VFIO the VFs stay on nvidia; somebody bound them away. Single VFs cannot be "
         "bound back safely.",
         "Remove what binds them (libvirt `managed='no'`, driverctl, a vfio-pci ids= option), then "
-        "with all VMs off run `sriov-manage -d {pf}` and `systemctl reload gpu-bootstate`.",
+        "with all VMs off run `sriov-manage -d {pf}` and "
+        "`systemctl reload-or-restart gpu-bootstate`.",
         _REFU,
     ),
     Code.VFS_CYCLED: Reason(
@@ -599,14 +603,14 @@ REASONS: dict[Code, Reason] = {
     Code.INSTANCE_IN_THE_WAY: Reason(
         "{pf}: {profile} finds no room while these instances stay: {blockers}.",
         "They are in use and cannot be moved.",
-        "Stop what uses them, then `systemctl reload gpu-bootstate`.",
+        "Stop what uses them, then `systemctl reload-or-restart gpu-bootstate`.",
         _REFU,
     ),
     Code.INSTANCE_DESTROY_FAILED: Reason(
         "{pf}: GPU instance {gi_id} ({profile}) could not be destroyed: {detail}; "
         "held by {holder}.",
         "Something has it open: a process on it, or a daemon that watches it.",
-        "Stop it, then `systemctl reload gpu-bootstate`.",
+        "Stop it, then `systemctl reload-or-restart gpu-bootstate`.",
         _REFU,
     ),
     Code.TYPE_WRITE_FAILED: Reason(
@@ -618,7 +622,7 @@ REASONS: dict[Code, Reason] = {
     Code.TYPE_NOT_APPLIED: Reason(
         "{pf}: vGPU type {type} was written to {vf}, but it reads {found}.",
         "The driver accepted the write and did not keep it.",
-        "Look at `journalctl -k -g NVRM`, then `systemctl reload gpu-bootstate`.",
+        "Look at `journalctl -k -g NVRM`, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.TYPE_NOT_CREATABLE: Reason(
@@ -668,13 +672,13 @@ REASONS: dict[Code, Reason] = {
     Code.NOT_VERIFIED: Reason(
         "{pf}: after phase {phase} this is still to be done: {still}.",
         "What was changed did not stay changed; somebody else may be acting on this GPU.",
-        "Look for other software on the GPU, then `systemctl reload gpu-bootstate`.",
+        "Look for other software on the GPU, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.UNIT_NOT_STOPPED: Reason(
         "{unit} did not stop within {waited_s} s, so GPUs that it holds were not changed.",
         "It hangs, or something starts it again.",
-        "Stop it by hand, then `systemctl reload gpu-bootstate`.",
+        "Stop it by hand, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.REBOOTING: Reason(
@@ -692,7 +696,7 @@ REASONS: dict[Code, Reason] = {
     Code.REBOOT_HELD: Reason(
         "The node is not rebooted, though only that could help ({why}): in use by {user}.",
         "A reboot would end what runs on the GPUs of this node.",
-        "Move or stop it, then `systemctl reload gpu-bootstate`.",
+        "Move or stop it, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.REBOOT_FAILED: Reason(
@@ -728,7 +732,7 @@ REASONS: dict[Code, Reason] = {
     Code.GATE_FAILED: Reason(
         "The gate cannot be kept: {path}: {detail}.",
         "The file system of the gate's files refuses, or their directory is not ours alone.",
-        "Repair the path, then `systemctl reload gpu-bootstate`.",
+        "Repair the path, then `systemctl reload-or-restart gpu-bootstate`.",
         _FAIL,
     ),
     Code.GATE_UNGUARDED: Reason(

@@ -20,6 +20,8 @@ from gpu_bootstate.placement import Layout, solve
 from gpu_bootstate.problems import ConfigInvalid, Problem
 from gpu_bootstate.reasons import Condition, Finding
 
+_NO_FILE = "no configuration file"
+
 
 @click.command(name="check")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
@@ -97,7 +99,7 @@ def _problem(problem: Problem) -> dict[str, object]:
 
 
 def _accepted(desired: DesiredState, view: View | None, form: str) -> int:
-    sources = ", ".join(desired.sources) or "no configuration file"
+    sources = ", ".join(desired.sources) or _NO_FILE
     if view is None:
         text = (
             f"{sources}: well formed. There is no NVIDIA GPU here, so the layouts are not checked; "
@@ -144,7 +146,10 @@ def _findings(view: View) -> Iterator[Finding]:
 
 
 def _text(sources: str, data: Mapping[str, Any], findings: Sequence[Finding]) -> str:
-    lines = [f"{sources}: {'good' if data['ok'] else 'well formed, but this node cannot take it'}"]
+    verdict = "good" if data["ok"] else "well formed, but this node cannot take it"
+    if sources == _NO_FILE:
+        verdict = "there is nothing to do, and the gate stays closed"
+    lines = [f"{sources}: {verdict}"]
     alike: dict[str, list[str]] = {}
     for gpu in data["gpus"]:
         alike.setdefault(f"{gpu['profile']}: {_geometry(gpu)}", []).append(gpu["pf"])

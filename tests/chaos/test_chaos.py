@@ -10,6 +10,7 @@ import pytest
 from tests.chaos import faults
 from tests.chaos.crash import crash
 from tests.chaos.matrix import Situation, every, some
+from tests.chaos.mutations import MUTATIONS, REPO
 
 PAIRS = list(faults.pairs())
 SINGLES = list(faults.singles())
@@ -41,3 +42,12 @@ def test_faults_end_as_they_should(situation: Situation) -> None:
         faults.meet(situation, fault)
     for first, second in draw.sample(PAIRS, 15):
         faults.meet(situation, first, second)
+
+
+def test_each_fault_to_plant_still_fits_the_code() -> None:
+    """`make mutations` plants them and runs the tests."""
+    for each in MUTATIONS:
+        text = (REPO / "gpu_bootstate" / each.file).read_text(encoding="utf-8")
+        assert text.count(each.old) == 1, each.name
+        for test in each.tests.split():
+            assert (REPO / test).exists(), each.name

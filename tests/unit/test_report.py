@@ -378,7 +378,7 @@ def test_text_of_a_run_in_which_each_gpu_came_to_something_else() -> None:
               what:   0000:60:00.0 is in use by VM web: qemu (pid 7), so nothing was changed: set MIG mode off.
               why:    The change would take the GPU away from a running VM or process.
               did:    nothing was changed on this GPU
-              to do:  Stop VM web: qemu (pid 7), then `systemctl reload gpu-bootstate`.
+              to do:  Stop VM web: qemu (pid 7), then `systemctl reload-or-restart gpu-bootstate`.
           The configuration names 0000:5e:00.0, which this node does not have (nearest: 0000:5d:00.0).
               to do:  Correct the entry, or set `on-missing: degrade` to bring the other GPUs up without it.
           stopped for the time of the change: nvidia-dcgm.service
@@ -464,7 +464,7 @@ def test_text_of_a_plan_tells_like_gpus_together() -> None:
           bare: nothing will be done
             what:   0000:60:00.0 is in use by VM web: qemu (pid 7), so nothing was changed: set MIG mode off.
             why:    The change would take the GPU away from a running VM or process.
-            to do:  Stop VM web: qemu (pid 7), then `systemctl reload gpu-bootstate`.
+            to do:  Stop VM web: qemu (pid 7), then `systemctl reload-or-restart gpu-bootstate`.
         0000:98:00.0
           whole-card: as configured, nothing to do
         0000:ba:00.0
