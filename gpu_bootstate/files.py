@@ -37,9 +37,11 @@ def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as err:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(err, OSError) and err.filename is None:
+            err.filename = str(path)  # a write that fails for want of room does not say where
         raise
 
 

@@ -36,8 +36,9 @@ def acquire(paths: Paths, *, wait_s: float | None = 0.0) -> Iterator[None]:
     until = None if wait_s is None else time.monotonic() + max(wait_s, _PASSING_S)
     descriptor = _locked(paths, until)
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # no room: the lock holds without a name, too
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -66,6 +66,10 @@ def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None
     except PermissionError as err:
         click.echo(f"gpu-bootstate: {err}: changing GPUs and the gate needs root.", err=True)
         raise SystemExit(Condition.FAILED.exit_code) from None
+    except OSError as err:  # /run is full or read-only
+        finding = Finding.of(Code.GATE_FAILED, path=err.filename, detail=err.strerror)
+        click.echo(f"gpu-bootstate: {finding.message} {finding.remedy}", err=True)
+        raise SystemExit(finding.condition.exit_code) from None
     _tell_systemd(result)
     show(result, form, text_for(sys.stdout))
     raise SystemExit(result["exit_code"])

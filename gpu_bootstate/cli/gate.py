@@ -15,7 +15,7 @@ from gpu_bootstate.hardware.protocol import Hardware
 from gpu_bootstate.lock import Busy, acquire
 from gpu_bootstate.model import Bdf, DesiredState, GatePolicy
 from gpu_bootstate.problems import ConfigInvalid
-from gpu_bootstate.reasons import Condition
+from gpu_bootstate.reasons import Code, Condition, Finding
 
 # systemd forgets what happens to a watched path while the service that it woke is at work, so that
 # looks again until nothing has happened for so long.
@@ -55,6 +55,10 @@ def command(where: Where, *, close: bool, hold: bool) -> None:
     except PermissionError as err:
         click.echo(f"gpu-bootstate: {err}: changing the gate needs root.", err=True)
         raise SystemExit(Condition.FAILED.exit_code) from None
+    except OSError as err:  # /run is full or read-only
+        finding = Finding.of(Code.GATE_FAILED, path=err.filename, detail=err.strerror)
+        click.echo(f"gpu-bootstate: {finding.message} {finding.remedy}", err=True)
+        raise SystemExit(finding.condition.exit_code) from None
     except Busy as busy:
         click.echo(f"gpu-bootstate: a run is at work (pid {busy.pid}); it holds the gate", err=True)
         raise SystemExit(Condition.REFUSED.exit_code) from None
