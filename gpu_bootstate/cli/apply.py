@@ -15,7 +15,7 @@ import click
 
 from gpu_bootstate import report
 from gpu_bootstate.cli.look import View, config_finding, look, look_anyway, remembered_cards
-from gpu_bootstate.cli.show import show, text_for
+from gpu_bootstate.cli.show import show, text_for, told_when_unwritable
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
 from gpu_bootstate.deadline import Deadline, RunEnded
@@ -56,20 +56,13 @@ def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None
 
         raise SystemExit(show_plan(where, form))
     try:
-        with acquire(where.paths, wait_s=wait_lock):
+        with told_when_unwritable("GPUs and the gate"), acquire(where.paths, wait_s=wait_lock):
             result = _apply(where)
     except Busy as busy:
         who = f"pid {busy.pid}" if busy.pid else "it has not said its pid"
         click.echo(f"gpu-bootstate: another run is at work ({who}); nothing was done.", err=True)
         click.echo("  Wait for it (`gpu-bootstate status --wait`) or use --wait-lock.", err=True)
         raise SystemExit(Condition.REFUSED.exit_code) from None
-    except PermissionError as err:
-        click.echo(f"gpu-bootstate: {err}: changing GPUs and the gate needs root.", err=True)
-        raise SystemExit(Condition.FAILED.exit_code) from None
-    except OSError as err:  # /run is full or read-only
-        finding = Finding.of(Code.GATE_FAILED, path=err.filename, detail=err.strerror)
-        click.echo(f"gpu-bootstate: {finding.message} {finding.remedy}", err=True)
-        raise SystemExit(finding.condition.exit_code) from None
     _tell_systemd(result)
     show(result, form, text_for(sys.stdout))
     raise SystemExit(result["exit_code"])

@@ -7,6 +7,7 @@ import time
 import click
 
 from gpu_bootstate.cli.look import look, remembered_cards
+from gpu_bootstate.cli.show import told_when_unwritable
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
 from gpu_bootstate.files import read_json
@@ -15,7 +16,7 @@ from gpu_bootstate.hardware.protocol import Hardware
 from gpu_bootstate.lock import Busy, acquire
 from gpu_bootstate.model import Bdf, DesiredState, GatePolicy
 from gpu_bootstate.problems import ConfigInvalid
-from gpu_bootstate.reasons import Code, Condition, Finding
+from gpu_bootstate.reasons import Condition
 
 # systemd forgets what happens to a watched path while the service that it woke is at work, so that
 # looks again until nothing has happened for so long.
@@ -40,11 +41,12 @@ def command(where: Where, *, close: bool, hold: bool) -> None:
     if close and hold:
         raise click.UsageError("--close and --hold exclude each other")
     try:
-        if close:
-            is_open = _close(where)
-        else:
-            desired = load(where.paths, where.config)
-            is_open = _hold(where, desired) if hold else _verify(where, desired)
+        with told_when_unwritable("the gate"):
+            if close:
+                is_open = _close(where)
+            else:
+                desired = load(where.paths, where.config)
+                is_open = _hold(where, desired) if hold else _verify(where, desired)
     except ConfigInvalid as invalid:
         for problem in invalid.problems:
             click.echo(str(problem), err=True)
@@ -52,13 +54,6 @@ def command(where: Where, *, close: bool, hold: bool) -> None:
     except GateError as err:
         click.echo(f"{err.finding.message} {err.finding.remedy}", err=True)
         raise SystemExit(Condition.FAILED.exit_code) from None
-    except PermissionError as err:
-        click.echo(f"gpu-bootstate: {err}: changing the gate needs root.", err=True)
-        raise SystemExit(Condition.FAILED.exit_code) from None
-    except OSError as err:  # /run is full or read-only
-        finding = Finding.of(Code.GATE_FAILED, path=err.filename, detail=err.strerror)
-        click.echo(f"gpu-bootstate: {finding.message} {finding.remedy}", err=True)
-        raise SystemExit(finding.condition.exit_code) from None
     except Busy as busy:
         click.echo(f"gpu-bootstate: a run is at work (pid {busy.pid}); it holds the gate", err=True)
         raise SystemExit(Condition.REFUSED.exit_code) from None

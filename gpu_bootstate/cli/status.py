@@ -44,7 +44,7 @@ def command(where: Where, *, form: str, wait: bool, timeout: float | None) -> No
         boot_id = hw.boot_id()
         if wait:
             _wait(where.paths, boot_id, timeout)
-        last = _last(where.paths, boot_id)
+        last = _last(where.paths, boot_id, warn=True)
         # While a run works, a look through NVML would be one more client in its way; and who
         # waits for the result wants the result.
         live = None if wait or last["progress"] == "running" else _live(where, hw)
@@ -61,13 +61,17 @@ def _wait(paths: Paths, boot_id: str, timeout_s: float | None) -> None:
         time.sleep(_POLL_S)
 
 
-def _last(paths: Paths, boot_id: str) -> dict[str, Any]:
-    """The recorded result of this boot; ``progress`` also tells "never-ran" and "died"."""
+def _last(paths: Paths, boot_id: str, *, warn: bool = False) -> dict[str, Any]:
+    """The recorded result of this boot; ``progress`` also tells "never-ran" and "died".
+
+    ``warn``: say that a damaged record is ignored.
+    """
     # The lock is asked first: a run that ends in between has its result written by then.
     alive = holder_pid(paths) is not None
     status = read_json(paths.status)
     if status is None or status.get("boot_id") != boot_id or not _is_usable(status):
-        if paths.status.exists() and (status is None or status.get("boot_id") == boot_id):
+        ours = status is None or status.get("boot_id") == boot_id
+        if warn and ours and paths.status.exists():
             what = f"{paths.status} is damaged or of another version"
             click.echo(f"gpu-bootstate: {what}; it is ignored", err=True)
         return {"progress": "running" if alive else _NEVER_RAN, "boot_id": boot_id}

@@ -50,20 +50,20 @@ def _state(unit: str, shown: dict[str, str]) -> UnitState:
 
 def queue_job(runner: Runner, verb: str, unit: str, *, timeout_s: float) -> None:
     """``verb`` is start or stop. Raises HardwareError when systemd does not take the job."""
-    done = runner.run(["systemctl", "--no-block", verb, "--", unit], timeout_s=timeout_s)
-    if done.timed_out:
-        raise HardwareError(ErrorKind.HUNG, f"{verb} {unit}", waited_s=timeout_s)
-    if done.exit_code != 0:
-        raise HardwareError(ErrorKind.UNKNOWN, f"{verb} {unit}", detail=done.text)
+    _ask(runner, f"{verb} {unit}", [verb, "--", unit], timeout_s)
 
 
 def reboot(runner: Runner, *, timeout_s: float) -> None:
     """Raises HardwareError when systemd does not take it."""
-    done = runner.run(["systemctl", "--no-block", "reboot"], timeout_s=timeout_s)
+    _ask(runner, "reboot", ["reboot"], timeout_s)
+
+
+def _ask(runner: Runner, operation: str, words: list[str], timeout_s: float) -> None:
+    done = runner.run(["systemctl", "--no-block", *words], timeout_s=timeout_s)
     if done.timed_out:
-        raise HardwareError(ErrorKind.HUNG, "reboot", waited_s=timeout_s)
+        raise HardwareError(ErrorKind.HUNG, operation, waited_s=timeout_s)
     if done.exit_code != 0:
-        raise HardwareError(ErrorKind.UNKNOWN, "reboot", detail=done.text)
+        raise HardwareError(ErrorKind.UNKNOWN, operation, detail=done.text)
 
 
 def _number(text: str | None) -> int:

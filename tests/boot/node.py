@@ -63,11 +63,11 @@ exec sleep infinity
 """
 
 
-def stand_in(name: str, start: str, order: str = "") -> dict[str, OverlayEntry]:
+def stand_in(name: str, start: str) -> dict[str, OverlayEntry]:
     """A service of that name, started at boot."""
     return {
         f"{_UNITS}/{name}": (
-            f"[Unit]\nDescription=Stand-in for {name}\n{order}[Service]\nExecStart={start}\n"
+            f"[Unit]\nDescription=Stand-in for {name}\n[Service]\nExecStart={start}\n"
         ),
         f"{_UNITS}/multi-user.target.wants/{name}": Symlink(f"../{name}"),
     }
@@ -77,12 +77,10 @@ def consumer(name: str) -> dict[str, OverlayEntry]:
     return stand_in(f"{name}.service", f"/usr/lib/boot-test/consumer {name}")
 
 
-def held(name: str, *, by_us: bool = True) -> dict[str, OverlayEntry]:
-    """Whether the shipped drop-in of the consumer is linked, as the README says."""
-    shipped = "/usr/share/gpu-bootstate/drop-ins/wait-for-gate.conf"
-    # An overlay stays on the disk, so the link of an earlier boot has to be replaced.
-    target = shipped if by_us else "/dev/null"
-    return {f"{_UNITS}/{name}.service.d/50-gpu-bootstate.conf": Symlink(target)}
+def held(name: str) -> dict[str, OverlayEntry]:
+    """The shipped drop-in for this consumer, linked as the README says."""
+    shipped = Symlink("/usr/share/gpu-bootstate/drop-ins/wait-for-gate.conf")
+    return {f"{_UNITS}/{name}.service.d/wait-for-gate.conf": shipped}
 
 
 def shipped_node(*, config: str) -> dict[str, OverlayEntry]:

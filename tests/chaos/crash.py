@@ -21,11 +21,10 @@ from gpu_bootstate.config import parse
 from gpu_bootstate.lock import acquire
 from gpu_bootstate.progress import Silent
 from gpu_bootstate.simulator.faults import CHANGES
-from gpu_bootstate.simulator.hardware import SimHardware
 from gpu_bootstate.simulator.node import SimNode
 from gpu_bootstate.simulator.state import from_json, to_json
 from tests.chaos.matrix import Situation, before, scratch
-from tests.support.node import Node
+from tests.support.node import Node, Watched
 from tests.support.situations import Wish, assert_is
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -39,7 +38,6 @@ class Ended:
     points: int  # that it came by
     killed: bool
     exit_code: int | None
-    at: str  # what the last point was
     under_an_open_gate: int  # changes that were made while the node's gate was open
 
 
@@ -61,32 +59,31 @@ def run_until(node: Node, text: str, at: int | None, number: int = signal.SIGKIL
     killed = os.WIFSIGNALED(status)
     assert killed or os.WEXITSTATUS(status) == 0, "the run ended by an error of its own"
     if killed and not data:  # before there was a handler, and before anything was done
-        return Ended(0, killed=True, exit_code=None, at="the lock", under_an_open_gate=0)
+        return Ended(0, killed=True, exit_code=None, under_an_open_gate=0)
     told = json.loads(data)
     node.sim = SimNode(from_json(told.pop("state")))
     return Ended(killed=killed, **told)
 
 
 def _child(node: Node, text: str, at: int | None, number: int, writing: int) -> None:
-    hw = SimHardware(node.sim)
+    hw = Watched(node.sim, node.paths, {})
     lock = threading.RLock()
-    points = open_changes = 0
+    points = 0
     root = str(node.paths.root)
 
-    def tell(exit_code: int | None, where: str) -> None:
+    def tell(exit_code: int | None) -> None:
         node.sim.state.clock_s = max(node.sim.state.clock_s, hw.now())
         told = {
             "points": points,
             "exit_code": exit_code,
-            "at": where,
-            "under_an_open_gate": open_changes,
+            "under_an_open_gate": len(hw.under_an_open_gate),
             "state": to_json(node.sim.state),
         }
         data = json.dumps(told).encode()
         while data:
             data = data[os.write(writing, data) :]
 
-    def point(where: str) -> None:
+    def point() -> None:
         nonlocal points
         with lock:
             points += 1
@@ -94,32 +91,30 @@ def _child(node: Node, text: str, at: int | None, number: int, writing: int) -> 
                 return
             if number == signal.SIGKILL:
                 with hw._lock:  # nobody is in the middle of a change
-                    tell(None, where)
+                    tell(None)
                     os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
 
-    def watched(verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def with_points(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any, **named: Any) -> Any:
-            nonlocal open_changes
-            point(f"before {verb}")
-            open_changes += node.paths.ready.exists()
+            point()
             try:
                 return call(*arguments, **named)
             finally:
-                point(f"after {verb}")
+                point()
 
         return wrapper
 
     for verb in CHANGES:
-        setattr(hw, verb, watched(verb, getattr(hw, verb)))
+        setattr(hw, verb, with_points(getattr(hw, verb)))
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
             if flags & _WRITES and str(path).startswith(root):
-                point(f"open {path}")
+                point()
         elif event in _FILE_EVENTS and str(arguments[0]).startswith(root):
-            point(f"{event} {arguments[0]}")
+            point()
 
     sys.addaudithook(audit)
     with acquire(node.paths, wait_s=0):
@@ -127,8 +122,8 @@ def _child(node: Node, text: str, at: int | None, number: int, writing: int) -> 
         with ending_on_signals(run):
             result = run.whole()
     if number == signal.SIGKILL:
-        point("the end")
-    tell(result["exit_code"], "the end")
+        point()
+    tell(result["exit_code"])
     hw.close()
     os._exit(0)
 

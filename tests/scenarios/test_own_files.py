@@ -129,6 +129,14 @@ def test_a_file_that_is_no_json_is_never_fatal(
     assert commands.run("apply").exit_code == 0
 
 
+def test_that_a_damaged_record_is_ignored_is_said_once(commands: Commands) -> None:
+    (commands.root / FILES[0]).write_text("{", encoding="utf-8")
+    for words in (["status"], ["status", "--wait", "--timeout", "1"]):
+        assert commands.run(*words).output.count("it is ignored") == 1
+    assert commands.run("apply").exit_code == 0
+    assert "it is ignored" not in commands.run("status").output
+
+
 def test_twenty_applies_at_once_end_in_one_state(tmp_path: Path) -> None:
     """Each waits for its turn; meanwhile nobody reads half a file."""
     config = tmp_path / "config.yaml"
