@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def image() -> Path:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    # The system's own Python may have no pip; the one that runs the tests has.
+    env = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -100,6 +100,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def build(out: Path) -> None:
     # From a tree without .git, as from a release archive: packaging/build takes both from git.
     env = {"SOURCE_DATE_EPOCH": "1700000000", "MAINTAINER": "A Tester <tester@example.org>"}
+    env["PYTHON"] = sys.executable  # the system's own may have no pip
     later = out / "later"
     needed = ("gpu_bootstate", "systemd", "config", "docs", "packaging")
     for name in needed:
