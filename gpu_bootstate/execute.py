@@ -383,10 +383,10 @@ class _Run:
                 self._find(Finding.of(Code.UNIT_NOT_STARTED, unit=unit, detail=err.detail))
 
     def _restore_persistence(self) -> None:
-        for pf in self.owed.persistence:
-            gpu = self.gpus.get(pf)
-            # Lowered by a run that was killed, and now no longer ours or in use: it stays owed.
-            if gpu is None or gpu.stopped_in is Phase.PREFLIGHT:
+        owed = self.owed.persistence
+        for pf, gpu in self.gpus.items():
+            # Of what a killed run lowered, a GPU that is no longer ours, or in use, stays owed.
+            if pf not in owed or gpu.stopped_in is Phase.PREFLIGHT:
                 continue
             detail = "the mode still reads off"
             try:
