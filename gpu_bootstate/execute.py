@@ -15,6 +15,7 @@ from gpu_bootstate.deadline import Deadline, RunEnded
 from gpu_bootstate.failures import explain
 from gpu_bootstate.gate import Gate
 from gpu_bootstate.hardware.protocol import Hardware, HardwareError
+from gpu_bootstate.in_use import is_persistenced
 from gpu_bootstate.model import (
     AwaitVfs,
     Bdf,
@@ -234,6 +235,11 @@ class _Run:
 
         self._side_by_side([[gpu] for gpu in gpus], wait)
         still = [gpu for gpu in late if gpu.failure is None]
+        if still:
+            # What was planned as a wait takes the GPU to itself from here on.
+            self._stop_units(self.policy.stop_units)
+            for gpu in still:
+                self._lower_persistence(gpu)
         self._side_by_side(_by_model(still), lambda gpu: self._steps(gpu, Phase.VFS, only=AwaitVfs))
 
     def _appeared(self, gpu: _Gpu, step: AwaitVfs) -> bool:
@@ -248,6 +254,18 @@ class _Run:
         except HardwareError as err:
             self._record(gpu, step, StepStatus.FAILED, started_s, explain(err, step.pf))
         return True
+
+    def _lower_persistence(self, gpu: _Gpu) -> None:
+        pf = gpu.plan.pf
+        try:
+            held = self.hw.facts(pf).persistence or any(
+                map(is_persistenced, self.hw.holders(pf))
+            )
+        except HardwareError as err:
+            gpu.stop(explain(err, pf), Phase.VFS)
+            return
+        if held:
+            self._step(gpu, LowerPersistence(pf, "persistence mode holds the GPU open"))
 
     def _side_by_side(self, chains: Sequence[Sequence[_Gpu]], work: Callable[[_Gpu], None]) -> None:
         """Chains run at the same time, the GPUs of a chain one after the other. A barrier."""
@@ -278,22 +296,26 @@ class _Run:
         steps = gpu.plan.in_phase(phase)
         gpu.ctx.commits_by_reset = any(isinstance(step, ResetGpu) for step in steps)
         for step in steps:
-            if not isinstance(step, only):
-                continue
-            self.listener.step_started(step)
-            started_s = self.hw.now()
-            # Noted before it is tried: half done or not, the mode is put back at the end.
-            if isinstance(step, LowerPersistence):
-                self.owed.lowers_persistence(gpu.plan.pf)
-            try:
-                status = perform(gpu.ctx, step)
-            except StepFailed as failed:
-                self._record(gpu, step, StepStatus.FAILED, started_s, failed.finding)
+            if isinstance(step, only) and not self._step(gpu, step):
                 return
-            except RunEnded as ended:
-                self._record(gpu, step, StepStatus.FAILED, started_s, ended.finding)
-                raise
-            self._record(gpu, step, status, started_s)
+
+    def _step(self, gpu: _Gpu, step: Step) -> bool:
+        """False when it failed, which takes the GPU out."""
+        self.listener.step_started(step)
+        started_s = self.hw.now()
+        # Noted before it is tried: half done or not, the mode is put back at the end.
+        if isinstance(step, LowerPersistence):
+            self.owed.lowers_persistence(gpu.plan.pf)
+        try:
+            status = perform(gpu.ctx, step)
+        except StepFailed as failed:
+            self._record(gpu, step, StepStatus.FAILED, started_s, failed.finding)
+            return False
+        except RunEnded as ended:
+            self._record(gpu, step, StepStatus.FAILED, started_s, ended.finding)
+            raise
+        self._record(gpu, step, status, started_s)
+        return True
 
     def _record(
         self,
@@ -354,11 +376,13 @@ class _Run:
 
     def _stop_units(self, units: Iterable[str]) -> None:
         for unit in units:
-            if not self.hw.unit_state(unit).is_active:
+            # One that the run before has just started opens the GPU in a moment.
+            if self.hw.unit_state(unit).active_state not in ("active", "activating", "reloading"):
                 continue
             # Noted first: whatever becomes of the stop, it is to run again afterwards.
             self.owed.stops(unit)
-            self.stopped_units.append(unit)
+            if unit not in self.stopped_units:
+                self.stopped_units.append(unit)
             try:
                 self.hw.stop_unit(unit)
             except HardwareError:

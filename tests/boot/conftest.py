@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -23,11 +24,11 @@ _NEEDS = {
     "cpio": "cpio",
     "dpkg-deb": "dpkg",
 }
-_SHOWN = pytest.StashKey[list[str]]()
+_SHOWN = "shown by booting"
 
 
 @pytest.fixture(scope="session")
-def image() -> Path:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Debian 12 with our package installed and enabled."""
     if os.environ.get("SKIP_BOOT_TESTS") == "1":
         pytest.skip("SKIP_BOOT_TESTS=1")
@@ -38,11 +39,17 @@ def image() -> Path:
             "SKIP_BOOT_TESTS=1 leaves them out.",
             pytrace=False,
         )
-    packages = REPO / "build" / "boot-packages"
-    shutil.rmtree(packages, ignore_errors=True)
-    _run(str(REPO / "packaging" / "build"), "deb", str(packages))
-    made = [str(path) for path in packages.glob("*.deb")]
-    _run(str(HERE / "make-image"), str(REPO / "build" / "boot"), *made)
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    # Processes that test side by side make it once.
+    with (shared / "image.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        packages = shared / "packages"
+        if not packages.exists():
+            _run(str(REPO / "packaging" / "build"), "deb", str(packages))
+            made = [str(path) for path in packages.glob("*.deb")]
+            _run(str(HERE / "make-image"), str(REPO / "build" / "boot"), *made)
     return REPO / "build" / "boot"
 
 
@@ -60,17 +67,24 @@ def node(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node
 
 
 @pytest.fixture
-def shows(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def shows(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Notes what has just been shown, for the transcript at the end."""
 
     def note(text: str) -> None:
-        request.config.stash.setdefault(_SHOWN, []).append(text)
+        record_property(_SHOWN, text)
 
     return note
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    shown = terminalreporter.config.stash.get(_SHOWN, [])
+    reports = [report for each in terminalreporter.stats.values() for report in each]
+    shown = [
+        str(text)
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, text in report.user_properties
+        if name == _SHOWN
+    ]
     if shown:
         terminalreporter.section("shown by booting")
         for text in shown:

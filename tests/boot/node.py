@@ -7,7 +7,8 @@ NVIDIA card on the PCI bus is answered with yes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ DRIVER_UNITS = (
     "nvidia-vgpud.service",
     "nvidia-vgpu-mgr.service",
 )
+US = "gpu-bootstate.service"
+HARDWARE_PHASES = ("mig-mode", "vfs", "gpu-instances", "vgpu-types")
+Shows = Callable[[str], None]
 _UNITS = "/etc/systemd/system"
 
 # In the place of the shipped /usr/bin/gpu-bootstate, so that the shipped units stay as they are.
@@ -191,3 +195,14 @@ def wait_for_tries(node: Node, unit: str, count: int) -> None:
         return sum("gate of this node is closed" in text for text in node.said(unit)) >= count
 
     node.machine.wait_for(said_no, 120, f"{count} tries of {unit}", interval_s=2)
+
+
+def assert_converged(node: Node) -> None:
+    """The unit, the gate, the target and both consumers are as after a good boot."""
+    assert node.show(US, "ActiveState") == "active"
+    boot = node.check("cat /proc/sys/kernel/random/boot_id")
+    assert json.loads(node.check(f"cat {GATE}"))["boot_id"] == boot
+    status = json.loads(node.check("gpu-bootstate status --format json"))
+    assert (status["condition"], status["live"]["condition"]) == ("converged", "converged")
+    assert node.show("gpu-bootstate-ready.target", "ActiveState") == "active"
+    assert node.said("kubelet.service")[-1] == "kubelet starts: gate open"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.boot.machine import Symlink
-from tests.boot.node import GATE, A, Node, held, simulated_node, wait_for_tries
+from tests.boot.node import GATE, US, A, Node, Shows, held, simulated_node, wait_for_tries
 
 pytestmark = pytest.mark.boot
 
-Shows = Callable[[str], None]
-US = "gpu-bootstate.service"
 REGATE = "gpu-bootstate-regate"
 
 
@@ -95,10 +91,18 @@ def test_consumers_go_on_over_a_stop_and_a_start(up: Node, shows: Shows) -> None
     before = pids(up)
     up.check(f"systemctl stop {US}")
     assert pids(up) == before
+    # The watch goes on, and starts the target again; that does not start what was stopped.
+    up.check(f"rm {GATE}; systemctl stop gpu-bootstate-ready.target")
+    up.machine.wait_for(lambda: up.exists(GATE), 60, "the gate")
+    up.machine.wait_for(
+        lambda: up.show("gpu-bootstate-ready.target", "ActiveState") == "active", 60, "the target"
+    )
+    assert up.show(US, "ActiveState") == "inactive"
+    assert pids(up) == before
     up.check(f"systemctl start {US}", 300)
     assert pids(up) == before
     assert up.exists(GATE)
-    shows("systemctl stop and start: consumers go on")
+    shows("systemctl stop and start: consumers go on, and the watch starts nothing by itself")
 
 
 def test_fifty_deletions(up: Node, shows: Shows) -> None:

@@ -35,7 +35,7 @@ def test_what_a_killed_run_has_stopped_is_started_by_the_next() -> None:
         crash(situation, at)
 
 
-@pytest.mark.parametrize("situation", some(6, seed=5), ids=str)
+@pytest.mark.parametrize("situation", [*some(6, seed=5), *WITH_SERVICE[1::5]], ids=str)
 def test_faults_end_as_they_should(situation: Situation) -> None:
     draw = random.Random(str(situation))  # noqa: S311
     for fault in draw.sample(SINGLES, 25):

@@ -37,6 +37,15 @@ def test_a_service_that_was_stopped_is_started_again_after_a_failure_too(node: N
     assert made.gpu(A).persistence is True
 
 
+def test_a_service_that_is_just_starting_is_stopped_as_well(node: NodeMaker) -> None:
+    """As the run before has left it: it opens the GPU in a moment."""
+    made = node("hgx-h200-8").with_unit("nvidia-dcgm.service", "activating", (0.5, "active"))
+    made.with_client(A, "nv-hostengine", "nvidia-dcgm.service")
+    result = made.apply(config({A: WHOLE}, policy="{holders: {stop: [nvidia-dcgm.service]}}"))
+    assert (result["exit_code"], result["units_stopped"]) == (0, ["nvidia-dcgm.service"])
+    assert made.calls[-1].verb == "start_unit"
+
+
 def test_a_service_that_was_not_running_stays_so(node: NodeMaker) -> None:
     made = node("hgx-h200-8")
     policy = "{holders: {stop: [nvidia-dcgm.service]}}"

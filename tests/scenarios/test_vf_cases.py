@@ -210,6 +210,33 @@ def test_N5_and_only_once(node: NodeMaker) -> None:
     assert _tool(made, A) == ["-e", "-d", "-e"]
 
 
+def test_N5_in_the_next_run_too_with_all_that_holds_the_gpu(node: NodeMaker) -> None:
+    """That run only waits at first: no service was to be stopped, persistence mode stays on."""
+    made = node("hgx-h200-8").with_unit("nvidia-dcgm.service", "active")
+    made.with_client(A, "nv-hostengine", "nvidia-dcgm.service")
+    text = config({A: WHOLE}, policy="{vf-wait: 5, holders: {stop: [nvidia-dcgm.service]}}")
+    made.fault(f"sriov_manage {A} never")
+    assert made.apply(text)["gpus"][0]["reason"] == "vfs-no-types"
+    made.without_faults()
+    result = made.apply(text)
+    assert result["exit_code"] == 0, result["gpus"]
+    assert result["units_stopped"] == ["nvidia-dcgm.service"]
+    assert "vfs-cycled" in [f["reason"] for f in result["gpus"][0]["findings"]]
+    assert made.gpu(A).persistence is True
+    assert not made.paths.owed.exists()
+
+
+def test_N5_a_client_that_may_not_be_stopped_is_named(node: NodeMaker) -> None:
+    made = node("hgx-h200-8").fault(f"sriov_manage {A} never")
+    text = config({A: WHOLE}, policy="{vf-wait: 5}")
+    assert made.apply(text)["exit_code"] == 1
+    made.without_faults().with_client(A, "nv-hostengine")
+    result = made.apply(text)
+    assert (result["exit_code"], result["gpus"][0]["reason"]) == (3, "held")
+    assert "nv-hostengine" in result["gpus"][0]["message"]
+    assert made.gpu(A).persistence is True
+
+
 def test_N5_not_while_a_vm_uses_another_vf(node: NodeMaker) -> None:
     made = node("hgx-h200-8")
     assert made.apply(config({A: WHOLE}))["exit_code"] == 0

@@ -123,8 +123,13 @@ def test_scripts_are_plain_shell(script: str) -> None:
     subprocess.run(["sh", "-n", str(SCRIPTS / script)], check=True)  # noqa: S603, S607
 
 
-def test_consumers_wait_for_us_and_neither_require_nor_start_us() -> None:
+@pytest.mark.parametrize("name", ["drop-ins/wait-for-gate.conf", "gpu-bootstate-ready.target"])
+def test_who_follows_the_gate_neither_requires_nor_starts_us(name: str) -> None:
+    text = (UNITS / name).read_text(encoding="utf-8")
+    assert not re.search(r"^(Wants|Requires|BindsTo|Requisite|PartOf|Upholds)=", text, re.MULTILINE)
+
+
+def test_consumers_wait_for_us() -> None:
     text = (UNITS / "drop-ins" / "wait-for-gate.conf").read_text(encoding="utf-8")
     assert "\nAfter=gpu-bootstate.service gpu-bootstate-ready.target\n" in text
     assert "\nExecStartPre=/usr/lib/gpu-bootstate/gate-is-open\n" in text
-    assert not re.search(r"^(Wants|Requires|BindsTo|Requisite|PartOf|Upholds)=", text, re.MULTILINE)
