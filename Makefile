@@ -31,11 +31,12 @@ demo: $(STAMP)
 	test -e build/demo/root/run/gpu-bootstate/ready
 	$(SIM) status
 
-# The boot tests by themselves: an emulated machine beside other work is slower than its limits.
+# The boot tests by themselves, two machines at a time: beside more, an emulated machine is slower
+# than its limits.
 # SKIP_BOOT_TESTS=1 leaves them out.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m 'not boot'
-	$(BIN)/python -m pytest -m boot
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m boot
 
 # The long matrix of crashes and faults; `make test` has a seeded part of it.
 chaos: $(STAMP)

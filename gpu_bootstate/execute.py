@@ -258,9 +258,7 @@ class _Run:
     def _lower_persistence(self, gpu: _Gpu) -> None:
         pf = gpu.plan.pf
         try:
-            held = self.hw.facts(pf).persistence or any(
-                map(is_persistenced, self.hw.holders(pf))
-            )
+            held = self.hw.facts(pf).persistence or any(map(is_persistenced, self.hw.holders(pf)))
         except HardwareError as err:
             gpu.stop(explain(err, pf), Phase.VFS)
             return
