@@ -111,8 +111,8 @@ MUTATIONS = (
     Mutation(
         "what a killed run took down is forgotten",
         "execute.py",
-        "                self.owed.lowers_persistence(gpu.plan.pf)\n",
-        "                self.owed._persistence.append(gpu.plan.pf)\n",
+        "            self.owed.lowers_persistence(gpu.plan.pf)\n",
+        "            self.owed._persistence.append(gpu.plan.pf)\n",
         "tests/chaos/test_chaos.py",
     ),
     Mutation(
