@@ -15,7 +15,7 @@ from gpu_bootstate.deadline import Deadline, RunEnded
 from gpu_bootstate.failures import explain
 from gpu_bootstate.gate import Gate
 from gpu_bootstate.hardware.protocol import Hardware, HardwareError
-from gpu_bootstate.in_use import is_persistenced
+from gpu_bootstate.in_use import is_held_by_persistence
 from gpu_bootstate.model import (
     AwaitVfs,
     Bdf,
@@ -258,9 +258,11 @@ class _Run:
     def _lower_persistence(self, gpu: _Gpu) -> None:
         pf = gpu.plan.pf
         try:
-            held = self.hw.facts(pf).persistence or any(map(is_persistenced, self.hw.holders(pf)))
+            held = is_held_by_persistence(self.hw.facts(pf), self.hw.holders(pf))
         except HardwareError as err:
-            gpu.stop(explain(err, pf), Phase.VFS)
+            finding = explain(err, pf)
+            gpu.stop(finding, Phase.VFS)
+            self.listener.said(finding)
             return
         if held:
             self._step(gpu, LowerPersistence(pf, "persistence mode holds the GPU open"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpu_bootstate.model import Holder, HolderKind, Policy
+from gpu_bootstate.model import GpuFacts, Holder, HolderKind, Policy
 
 PERSISTENCED = "nvidia-persistenced"
 
@@ -38,6 +38,11 @@ def blocking_clients(holders: Iterable[Holder], policy: Policy) -> tuple[Holder,
 
 def is_persistenced(holder: Holder) -> bool:
     return _is_named(holder, PERSISTENCED)
+
+
+def is_held_by_persistence(facts: GpuFacts, holders: Iterable[Holder]) -> bool:
+    """The mode can read "off" while the daemon still has the GPU open (gpud#1322)."""
+    return bool(facts.persistence) or any(map(is_persistenced, holders))
 
 
 def _is_named(holder: Holder, name: str) -> bool:

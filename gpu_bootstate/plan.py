@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpu_bootstate.difference import Refused, steps_between
-from gpu_bootstate.in_use import PERSISTENCED, blocking_clients, is_persistenced, users
+from gpu_bootstate.in_use import PERSISTENCED, blocking_clients, is_held_by_persistence, users
 from gpu_bootstate.model import (
     PF_DRIVER,
     STUB_DRIVER,
@@ -197,7 +197,7 @@ def _with_persistence_lowered(
     gpu: ObservedGpu, facts: GpuFacts, steps: tuple[Step, ...], policy: Policy
 ) -> tuple[Step, ...]:
     stopped = any(unit.removesuffix(".service") == PERSISTENCED for unit in policy.stop_units)
-    held = facts.persistence or any(map(is_persistenced, gpu.holders))
+    held = is_held_by_persistence(facts, gpu.holders)
     if not held or stopped or not any(step.exclusive for step in steps):
         return steps
     lower = LowerPersistence(gpu.pf, "persistence mode holds the GPU open")
