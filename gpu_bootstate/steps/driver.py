@@ -19,10 +19,10 @@ from gpu_bootstate.steps.context import StepContext, StepFailed, TryAgain
 
 
 def release_unbind_lock(ctx: StepContext, step: ReleaseUnbindLock) -> StepStatus:
-    ctx.no_user(step)
     if not ctx.hw.pf(step.pf).unbind_lock:
         return StepStatus.SKIPPED
     ctx.no_other_tool(step)
+    ctx.no_user(step)
     ctx.hw.release_unbind_lock(step.pf)
     if ctx.hw.pf(step.pf).unbind_lock:
         raise StepFailed(
@@ -38,21 +38,20 @@ def release_unbind_lock(ctx: StepContext, step: ReleaseUnbindLock) -> StepStatus
 
 
 def bind_driver(ctx: StepContext, step: BindDriver) -> StepStatus:
-    ctx.no_user(step)
     pci = ctx.hw.pf(step.pf)
     if pci.driver == PF_DRIVER:
         return StepStatus.SKIPPED
     if pci.driver not in (None, STUB_DRIVER):
         raise StepFailed(Finding.of(Code.ON_OTHER_DRIVER, pf=step.pf, driver=pci.driver))
     ctx.no_other_tool(step)
+    ctx.no_user(step)
     ctx.bind_back(step.pf)
     return StepStatus.DONE
 
 
 def lower_persistence(ctx: StepContext, step: LowerPersistence) -> StepStatus:
-    ctx.no_user(step)
-
     def attempt() -> StepStatus:
+        ctx.no_user(step)
         try:
             ctx.hw.set_persistence(step.pf, enabled=False)
         except HardwareError as err:

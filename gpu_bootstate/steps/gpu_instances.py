@@ -18,11 +18,11 @@ from gpu_bootstate.steps.context import StepContext, StepFailed, TryAgain
 
 
 def destroy_gpu_instance(ctx: StepContext, step: DestroyGpuInstance) -> StepStatus:
-    ctx.no_user(step)
     before = ctx.hw.gpu_instances(step.pf)
     there = next((gi for gi in before if gi.gi_id == step.gi_id), None)
     if there is None or there.placement != step.placement:
         return StepStatus.SKIPPED
+    ctx.no_user(step)
     try:
         ctx.hw.destroy_gpu_instance(step.pf, step.gi_id)
     except HardwareError as err:
@@ -56,6 +56,7 @@ def create_gpu_instance(ctx: StepContext, step: CreateGpuInstance) -> StepStatus
     def attempt() -> StepStatus:
         detail = "it is not there afterwards"
         transient = False
+        ctx.no_user(step)
         try:
             ctx.hw.create_gpu_instance(step.pf, step.gi_profile_id, step.placement)
         except HardwareError as err:
@@ -101,6 +102,7 @@ def create_compute_instance(ctx: StepContext, step: CreateComputeInstance) -> St
         return StepStatus.SKIPPED
     detail = "its GPU instance is gone"
     if gi is not None:
+        ctx.no_user(step)
         try:
             ctx.hw.create_compute_instance(step.pf, gi.gi_id)
             detail = "it is not there afterwards"

@@ -17,7 +17,6 @@ _NO_INSTANCE = "0x38"
 
 
 def clear_vgpu_type(ctx: StepContext, step: ClearVgpuType) -> StepStatus:
-    ctx.no_user(step)
     found = _vf(ctx, step.pf, step.vf)
     if found.vgpu_type_id == 0:
         return StepStatus.SKIPPED
@@ -25,6 +24,7 @@ def clear_vgpu_type(ctx: StepContext, step: ClearVgpuType) -> StepStatus:
         raise _type_failed(ctx, step, step.vf, f"it has type {found.vgpu_type_id} now")
 
     def attempt() -> StepStatus:
+        ctx.no_user(step)
         try:
             ctx.hw.set_vgpu_type(step.vf, 0, mdev_uuid=step.mdev_uuid)
         except HardwareError as err:
@@ -61,6 +61,7 @@ def set_mixed_size(ctx: StepContext, step: SetMixedSize) -> StepStatus:
     gi = instance_at(ctx, step.pf, step.gi_placement) if step.gi_placement else None
     if step.gi_placement is not None and gi is None:
         raise failed(f"the GPU instance at {step.gi_placement} is gone")
+    ctx.no_user(step)
     try:
         ctx.hw.set_mixed_size(step.pf, enabled=step.enabled, gi_id=gi.gi_id if gi else None)
     except HardwareError as err:
@@ -86,6 +87,7 @@ def set_vgpu_type(ctx: StepContext, step: SetVgpuType) -> StepStatus:
 
     def attempt() -> StepStatus:
         _creatable(ctx, step, vf)
+        ctx.no_user(step)
         started = ctx.hw.now()
         try:
             ctx.hw.set_vgpu_type(vf.bdf, step.vgpu_type_id, mdev_uuid=step.mdev_uuid)

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: the long matrix of crashes and faults, and what it came to.
+"""`python -m tests.chaos`: the long matrix of reboots, users, crashes and faults, and its outcome.
 
 Prints each failure with how to repeat it, then the figures. Exit code 1 when anything was harmed.
 """
@@ -6,6 +6,7 @@ Prints each failure with how to repeat it, then the figures. Exit code 1 when an
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import signal
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from tests.chaos import faults
+from tests.chaos import boots, faults, users
 from tests.chaos.crash import crash
 from tests.chaos.matrix import Figures, Situation, every
 
@@ -51,6 +52,33 @@ def faulty(combinations: Iterable[tuple[str, ...]], situation: Situation) -> Res
     return figures, harmed
 
 
+def used(situation: Situation) -> Result:
+    """Each kind of user, before the run and after each of its calls."""
+    figures, harmed = Figures(), []
+    for user in users.USERS:
+        for at in itertools.count():
+            try:
+                outcome = users.meet(situation, user, at)
+                if outcome is None:
+                    break
+                figures.count(outcome)
+            except AssertionError as err:
+                figures.count("HARMED")
+                harmed.append(f"{user} after {at} calls: {situation}: {err}")
+    return figures, harmed
+
+
+def rebooted(situation: Situation) -> Result:
+    figures, harmed = Figures(), []
+    for change in boots.singles():
+        try:
+            figures.count(boots.meet(situation, *change))
+        except AssertionError as err:
+            figures.count("HARMED")
+            harmed.append(f"{', '.join(change)}: {situation}: {err}")
+    return figures, harmed
+
+
 def part(title: str, work: Callable[[Situation], Result], of: list[Situation]) -> int:
     started, total, bad = time.monotonic(), Figures(), 0
     with ProcessPoolExecutor() as pool:
@@ -70,6 +98,7 @@ def part(title: str, work: Callable[[Situation], Result], of: list[Situation]) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help="only these; all when none is named")
     parser.add_argument("--situations", type=int, help="only so many, drawn by --seed")
     parser.add_argument("--pairs", type=int, default=20000, help="pairs of faults, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
@@ -81,9 +110,18 @@ def main() -> None:
     singles = [(fault,) for fault in faults.singles()]
     pairs = list(faults.pairs())
     each = draw.sample(pairs, min(len(pairs), -(-chosen.pairs // len(situations))))
-    bad = part("crash points", crashes, situations)
-    bad += part("single faults", partial(faulty, singles), situations)
-    bad += part("pairs of faults", partial(faulty, each), situations)
+    parts: dict[str, tuple[str, Callable[[Situation], Result]]] = {
+        "reboots": ("reboots as another node", rebooted),
+        "users": ("users that come at any moment", used),
+        "crashes": ("crash points", crashes),
+        "singles": ("single faults", partial(faulty, singles)),
+        "pairs": ("pairs of faults", partial(faulty, each)),
+    }
+    if unknown := set(chosen.parts) - set(parts):
+        parser.error(f"no such part: {', '.join(unknown)} (there are: {', '.join(parts)})")
+    bad = 0
+    for name in chosen.parts or parts:
+        bad += part(*parts[name], situations)
     print(f"harmed: {bad}")
     sys.exit(bad > 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from typing import Any
 from tests.support.node import Node
 from tests.support.situations import STARTS, WISHES, Wish, made_node, written
 
+_WITH_MDEV = ("hgx-a100-8",)
+_MDEV_STARTS = ("bare", "some vfs on", "vfs on and carved", "whole card")
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -19,10 +23,12 @@ class Situation:
     starts: dict[str, str]  # PF -> how it is found
     wishes: dict[str, Wish]  # PF -> what it is to be
     holders: str = ""  # a unit that has the first GPU open, and may be stopped
+    framework: str = "vendor-vfio"
 
     def __str__(self) -> str:
         each = [f"{pf} {self.starts[pf]} -> {wish.text}" for pf, wish in self.wishes.items()]
-        return f"{self.board}: {'; '.join(each)}" + (f"; {self.holders}" if self.holders else "")
+        more = [self.holders] * bool(self.holders) + ["mdev"] * (self.framework == "mdev")
+        return f"{self.board}: {'; '.join([*each, *more])}"
 
     @property
     def text(self) -> str:
@@ -30,7 +36,7 @@ class Situation:
         return written(self.wishes, policy)
 
     def node(self, directory: str) -> Node:
-        node = made_node(self.board, self.starts, directory)
+        node = made_node(self.board, self.starts, directory, self.framework)
         if self.holders:
             pf = next(iter(self.wishes))
             node.with_unit(self.holders, "active").with_client(pf, "nv-hostengine", self.holders)
@@ -38,7 +44,9 @@ class Situation:
 
 
 def every() -> Iterator[Situation]:
-    """One GPU in each starting state with each wish, then with a neighbour, then with a service."""
+    """One GPU in each starting state with each wish, then with a neighbour, then with a service;
+    and where kernels before 6.8 make mdevs, that.
+    """
     for board, wishes in WISHES.items():
         pfs = [gpu.bdf for gpu in Node(board, Path("/nowhere")).gpus()]
         for number, start in enumerate(STARTS):
@@ -51,6 +59,9 @@ def every() -> Iterator[Situation]:
                 )
         for wish in wishes:
             yield Situation(board, {pfs[0]: "bare"}, {pfs[0]: wish}, holders="nvidia-dcgm.service")
+        if board in _WITH_MDEV:
+            for start, wish in itertools.product(_MDEV_STARTS, wishes):
+                yield Situation(board, {pfs[0]: start}, {pfs[0]: wish}, framework="mdev")
 
 
 def before(node: Node) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.chaos import faults
+from tests.chaos import boots, faults, users
 from tests.chaos.crash import crash
 from tests.chaos.matrix import Situation, every, some
 from tests.chaos.mutations import MUTATIONS, REPO
@@ -42,6 +42,20 @@ def test_faults_end_as_they_should(situation: Situation) -> None:
         faults.meet(situation, fault)
     for first, second in draw.sample(PAIRS, 15):
         faults.meet(situation, first, second)
+
+
+@pytest.mark.parametrize("situation", some(10, seed=6), ids=str)
+@pytest.mark.parametrize("user", users.USERS)
+def test_what_somebody_uses_is_not_changed(situation: Situation, user: str) -> None:
+    outcomes = [users.meet(situation, user, 0)]
+    while outcomes[-1] is not None:
+        outcomes.append(users.meet(situation, user, len(outcomes)))
+
+
+@pytest.mark.parametrize("situation", some(6, seed=7), ids=str)
+def test_a_node_that_comes_back_as_another_is_told_apart(situation: Situation) -> None:
+    for change in boots.singles():
+        boots.meet(situation, *change)
 
 
 def test_each_fault_to_plant_still_fits_the_code() -> None:

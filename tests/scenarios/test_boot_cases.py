@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gpu_bootstate.problems import ConfigInvalid
@@ -226,3 +228,24 @@ def test_a_hung_read_of_one_gpu_keeps_no_other_from_converging(node: NodeMaker) 
     assert result["exit_code"] == 2
     assert result["gpus"][0]["reason"] == "gpu-hung"
     assert {gpu["condition"] for gpu in result["gpus"][1:]} == {"converged"}
+
+
+def test_a_clock_that_jumps_back_years_changes_nothing(
+    node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of day is for people: a dead battery, or NTP in the middle of the run."""
+    times = itertools.count(1_900_000_000, -30_000_000)
+    monkeypatch.setattr("time.time", lambda: float(next(times)))
+    made = (
+        node("hgx-h200-8")
+        .fault(f"sriov_manage {A} times=1 noop")
+        .fault(f"sriov_manage {B} late:30")
+    )
+    result = made.apply(config({A: WHOLE, B: SEVEN}))
+    assert (result["exit_code"], made.ready) == (0, True)
+    assert 30 < result["duration_s"] < 120
+    assert made.apply(config({A: WHOLE, B: SEVEN}))["exit_code"] == 0
+    assert made.calls == []
+    made.reboot()
+    assert made.apply(config({A: WHOLE, B: SEVEN}))["exit_code"] == 0
+    assert made.ready

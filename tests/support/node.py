@@ -47,7 +47,7 @@ class Watched(SimHardware):
     """Notes every change that is made while the node's gate is open."""
 
     def __init__(
-        self, node: SimNode, paths: Paths, events: dict[str, Callable[[], object]]
+        self, node: SimNode, paths: Paths, events: dict[str | int, Callable[[], object]]
     ) -> None:
         super().__init__(node)
         self._gate = paths.ready
@@ -58,9 +58,10 @@ class Watched(SimHardware):
         if self._gate.exists():
             self.under_an_open_gate.append(call)
         super()._note(call)
-        event = self._events.pop(call.verb, None)
-        if event is not None:
-            event()
+        for when in (call.verb, len(self.calls)):
+            event = self._events.pop(when, None)
+            if event is not None:
+                event()
 
 
 class Node:
@@ -73,11 +74,11 @@ class Node:
         self.said: list[Finding] = []
         self.waits: list[str] = []
         self.under_an_open_gate: list[Call] = []
-        self._events: dict[str, Callable[[], object]] = {}
+        self._events: dict[str | int, Callable[[], object]] = {}
 
-    def after(self, verb: str, event: Callable[[], object]) -> Node:
-        """Something happens to the node right after the first call of this verb."""
-        self._events[verb] = event
+    def after(self, call: str | int, event: Callable[[], object]) -> Node:
+        """Something happens to the node right after the first call of this verb, or the n-th."""
+        self._events[call] = event
         return self
 
     # ------------------------------------------------------------------ how it is
@@ -114,7 +115,7 @@ class Node:
         now = self.sim.state.clock_s
         for index, name in types.items():
             vf = gpu.vfs[index].bdf
-            self.sim.set_type(Bdf.parse(vf), ids[name], f"uuid-of-{vf}", now)
+            self.sim.set_type(Bdf.parse(vf), ids[name], str(uuid5(NAMESPACE_OID, vf)), now)
         return self
 
     def with_vm(self, pf: str, vf_index: int, name: str = "db-1") -> Node:

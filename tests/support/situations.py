@@ -124,8 +124,11 @@ def bring_to(node: Node, pf: str, start: str) -> None:
         gpu.unbind_lock = True
 
 
-def made_node(board: str, starts: dict[str, str], directory: str) -> Node:
+def made_node(
+    board: str, starts: dict[str, str], directory: str, framework: str = "vendor-vfio"
+) -> Node:
     node = Node(board, Path(directory))
+    node.sim.state.framework = framework
     for pf, start in starts.items():
         bring_to(node, pf, start)
     return node
