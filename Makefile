@@ -5,7 +5,7 @@ PYTHON ?= python3
 STAMP = $(VENV)/.installed
 SIM = $(BIN)/gpu-bootstate --simulate hgx-h200-8 --sim-dir build/demo --config config/config.yaml
 
-.PHONY: demo test chaos mutations lint types check fmt clean
+.PHONY: demo test chaos fuzz mutations lint types check fmt clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,14 @@ test: $(STAMP)
 # The long matrix of crashes and faults; `make test` has a seeded part of it.
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos $(CHAOS)
+
+# Coverage-guided, of the parser; atheris has no wheel for every Python, so it is no dependency.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet atheris
+	mkdir -p build/fuzz/corpus
+	cp config/*.yaml tests/device/*.yaml build/fuzz/corpus
+	cd build/fuzz && $(abspath $(BIN))/python ../../tests/fuzz/config.py \
+		-timeout=10 -rss_limit_mb=1024 -max_len=4096 -max_total_time=$(or $(FUZZ),60) corpus
 
 # Faults planted in our own code, and which test notices.
 mutations: $(STAMP)

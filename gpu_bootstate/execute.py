@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gpu_bootstate.deadline import Deadline, RunEnded
-from gpu_bootstate.failures import explain
+from gpu_bootstate.failures import explain, of_the_node
 from gpu_bootstate.gate import Gate
 from gpu_bootstate.hardware.protocol import Hardware, HardwareError
 from gpu_bootstate.in_use import is_held_by_persistence
@@ -195,6 +195,12 @@ class _Run:
                 if gpu.plan.steps:
                     gpu.stop(ended.finding, gpu.plan.steps[0].phase)
             self.listener.said(ended.finding)
+        except HardwareError as err:
+            finding = of_the_node(err)
+            for gpu in self._alive():
+                if gpu.plan.steps:
+                    gpu.stop(finding, gpu.plan.steps[0].phase)
+            self.listener.said(finding)
         finally:
             self._restore_persistence()
             self._start_units()
@@ -260,9 +266,7 @@ class _Run:
         try:
             held = is_held_by_persistence(self.hw.facts(pf), self.hw.holders(pf))
         except HardwareError as err:
-            finding = explain(err, pf)
-            gpu.stop(finding, Phase.VFS)
-            self.listener.said(finding)
+            self._take_out(gpu, explain(err, pf), Phase.VFS)
             return
         if held:
             self._step(gpu, LowerPersistence(pf, "persistence mode holds the GPU open"))
@@ -339,8 +343,7 @@ class _Run:
         gpu.findings += ctx.notes
         gpu.changed = gpu.changed or status is not StepStatus.SKIPPED
         if failure is not None:
-            gpu.stop(failure, step.phase)
-            self.listener.said(failure)
+            self._take_out(gpu, failure, step.phase)
         self.listener.step_finished(outcome)
 
     def _replan(self, phase: Phase) -> None:
@@ -349,27 +352,29 @@ class _Run:
             plan = self._wait_out_passing_clients(self.replan())
         except HardwareError as err:
             for gpu in self._alive():
-                gpu.stop(explain(err, gpu.plan.pf), phase)
+                self._take_out(gpu, of_the_node(err), phase)
             return
         for gpu in self._alive():
             pf = gpu.plan.pf
             new = plan.gpu(pf)
             if new is None:
                 gone = Finding.of(Code.GPU_LOST, pf=pf, operation="it left the PCI bus")
-                gpu.stop(gone, phase)
-                self.listener.said(gone)
+                self._take_out(gpu, gone, phase)
                 continue
             gpu.plan = new
             if new.refusal is not None:
-                gpu.stop(new.refusal, phase)
-                self.listener.said(new.refusal)
+                self._take_out(gpu, new.refusal, phase)
 
     def _not_verified(self, gpu: _Gpu) -> None:
         left = gpu.plan.steps[0]
         finding = Finding.of(
             Code.NOT_VERIFIED, pf=gpu.plan.pf, phase=left.phase.value, still=left.summary
         )
-        gpu.stop(finding, left.phase)
+        self._take_out(gpu, finding, left.phase)
+
+    def _take_out(self, gpu: _Gpu, finding: Finding, phase: Phase) -> None:
+        """Nothing more is done to it in this run, and the reason is said at once."""
+        gpu.stop(finding, phase)
         self.listener.said(finding)
 
     # ------------------------------------------------------------------ put back

@@ -16,6 +16,13 @@ def is_of_the_gpu(err: HardwareError) -> bool:
     return err.kind in _OF_THE_GPU
 
 
+def of_the_node(err: HardwareError) -> Finding:
+    """A failed read that belongs to no GPU: the bus as a whole, or systemd."""
+    waited = "" if err.waited_s is None else f"no answer within {err.waited_s:g} s"
+    detail = err.detail or waited or "no answer"
+    return Finding.of(Code.NODE_UNREADABLE, operation=err.operation, detail=detail)
+
+
 def explain(err: HardwareError, pf: Bdf, *, driver: str | None = None) -> Finding:
     """The finding for a read that failed, or for a change that failed for a general reason."""
     if err.kind is ErrorKind.HUNG:

@@ -96,7 +96,8 @@ class ProblemList:
 
         problems = sorted(self._kept, key=place)
         if self._dropped:
-            problems.append(Problem(None, "", f"{self._dropped} more problems are not listed"))
+            more = "problem is" if self._dropped == 1 else "problems are"
+            problems.append(Problem(None, "", f"{self._dropped} more {more} not listed"))
         raise ConfigInvalid(problems)
 
 

@@ -171,6 +171,7 @@ class Code(Enum):
     RETRIED = "retried"
     GATE_FAILED = "gate-failed"
     GATE_UNGUARDED = "gate-unguarded"
+    NODE_UNREADABLE = "node-unreadable"
     INTERNAL = "internal"
 
 
@@ -740,6 +741,13 @@ REASONS: dict[Code, Reason] = {
         "A gate file that somebody deletes does not come back while that unit is down.",
         "See `systemctl status {unit}`, then `systemctl restart gpu-bootstate-regate.path`.",
         _CONV,
+    ),
+    Code.NODE_UNREADABLE: Reason(
+        "The host does not answer: {operation}: {detail}.",
+        "What every GPU hangs on, systemd or the kernel's list of devices, gives no answer.",
+        "Try that by hand (`systemctl status`, `ls /sys/bus/pci/devices`) and see the kernel log; "
+        "then start gpu-bootstate again. No GPU was changed after it.",
+        _FAIL,
     ),
     Code.INTERNAL: Reason(
         "gpu-bootstate itself failed: {detail}.",

@@ -20,9 +20,10 @@ from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
 from gpu_bootstate.deadline import Deadline, RunEnded
 from gpu_bootstate.execute import execute
+from gpu_bootstate.failures import of_the_node
 from gpu_bootstate.files import read_json, write_json
 from gpu_bootstate.gate import Gate, GateError
-from gpu_bootstate.hardware.protocol import Hardware
+from gpu_bootstate.hardware.protocol import Hardware, HardwareError
 from gpu_bootstate.lock import Busy, acquire
 from gpu_bootstate.model import Bdf, Card, DesiredState, Plan, Policy, RunOutcome
 from gpu_bootstate.notify import Notifier
@@ -136,6 +137,10 @@ class Run:
             outcome = self._last_resort(outcome)
         except GateError as err:
             outcome = _refused_gate(self, err)
+        except HardwareError as err:
+            finding = of_the_node(err)
+            self.listener.said(finding)
+            outcome = _ended(self.hw, finding, gate_open=_is_open(self.paths, start.boot_id))
         except Exception as err:
             detail = f"{type(err).__name__}: {err}"
             outcome = _ended(self.hw, Finding.of(Code.INTERNAL, detail=detail), gate_open=False)

@@ -12,7 +12,7 @@ from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
 from gpu_bootstate.files import read_json
 from gpu_bootstate.gate import Gate, GateError
-from gpu_bootstate.hardware.protocol import Hardware
+from gpu_bootstate.hardware.protocol import Hardware, HardwareError
 from gpu_bootstate.lock import Busy, acquire
 from gpu_bootstate.model import Bdf, DesiredState, GatePolicy
 from gpu_bootstate.problems import ConfigInvalid
@@ -104,7 +104,11 @@ def _verify(where: Where, desired: DesiredState) -> bool:
 
 
 def _verify_with(where: Where, desired: DesiredState, hw: Hardware) -> bool:
-    view = look(hw, desired, remembered_cards(where.paths))
+    try:
+        view = look(hw, desired, remembered_cards(where.paths))
+    except HardwareError:
+        _gate(where, desired, hw, ()).close()  # what cannot be looked at is not verified
+        raise
     pfs = tuple(gpu.pf for gpu in view.plan.gpus)
     gate = _gate(where, desired, hw, pfs, absent=view.absent)
     gate.discard_stale()

@@ -9,6 +9,8 @@ import click
 
 from gpu_bootstate import __version__
 from gpu_bootstate.cli.wiring import Where
+from gpu_bootstate.failures import of_the_node
+from gpu_bootstate.hardware.protocol import HardwareError
 
 # name -> (module, attribute, help); each module is imported only when its command is run, since
 # this is the boot path.
@@ -34,6 +36,14 @@ class _Commands(click.Group):
         command = module.command
         assert isinstance(command, click.Command)  # noqa: S101
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except HardwareError as err:
+            finding = of_the_node(err)
+            click.echo(f"{finding.message} {finding.remedy}", err=True)
+            ctx.exit(finding.condition.exit_code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

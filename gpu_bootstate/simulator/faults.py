@@ -50,7 +50,7 @@ _GPU_READS = frozenset(
 )
 _NODE_READS = frozenset({"actors", "driver_info", "fabric_mode", "kernel_log", "pfs", "unit_state"})
 READS = _GPU_READS | _NODE_READS
-_OF_A_GPU = _GPU_CHANGES | _GPU_READS
+OF_A_GPU = _GPU_CHANGES | _GPU_READS
 _ANY = CHANGES | READS
 _TOOL = frozenset({"sriov_manage"})
 
@@ -84,7 +84,7 @@ def parse_fault(text: str) -> FaultState:
         else:
             fault.pf = _address(word)
         rest = after
-    if fault.pf is not None and verb not in _OF_A_GPU:
+    if fault.pf is not None and verb not in OF_A_GPU:
         raise ValueError(f"{verb} is not a call on one GPU")
     _check(verb, fault.effect)
     return fault
@@ -175,8 +175,8 @@ _EFFECTS = {
     "hang": _Effect(_ANY),  # does not come back within its limit
     "error": _Effect(_ANY, error_kind),  # error:in-use, the name of an ErrorKind
     "io": _Effect(_ANY - TOOLS, _errno),  # io:EIO
-    "lose": _Effect(_OF_A_GPU),  # the GPU falls off the bus now
-    "lost": _Effect(_OF_A_GPU),  # NVML says "GPU is lost" from now on
+    "lose": _Effect(OF_A_GPU),  # the GPU falls off the bus now
+    "lost": _Effect(OF_A_GPU),  # NVML says "GPU is lost" from now on
     "unreadable": _Effect(frozenset({"facts", "vfs"})),  # answers, but not the MIG mode or types
     "kill-before": _Effect(CHANGES),  # the process dies before the call
     "kill-after": _Effect(CHANGES),  # the process dies after the call took effect

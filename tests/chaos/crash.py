@@ -186,5 +186,5 @@ def assert_told(node: Node, ended: Ended) -> None:
     status = json.loads(node.paths.status.read_text(encoding="utf-8"))
     assert status["progress"] == "done"
     assert status["exit_code"] == ended.exit_code
-    reasons = {gpu["reason"] for gpu in status["gpus"]} | {f["code"] for f in status["findings"]}
+    reasons = {gpu["reason"] for gpu in status["gpus"]} | {f["reason"] for f in status["findings"]}
     assert ended.exit_code == 0 or "interrupted" in reasons, reasons

@@ -265,3 +265,19 @@ def test_a_damaged_node_and_an_unknown_board_are_told_in_a_sentence(
     hgx.run("simulate", "new")
     hgx.run("plan")
     Shell(hgx.directory / "other", "hgx-h200-9").run("plan", code=2)
+
+
+def test_a_host_that_does_not_answer_is_said_in_a_sentence(hgx: Shell) -> None:
+    hgx.run("apply")
+    hgx.run("simulate", "fault", "pfs", "io:EIO")
+    for command in ("plan", "export", "check", "status", "gate", "apply"):
+        assert hgx.ready or command == "apply"
+        process = hgx.start(command)
+        out, err = process.communicate()
+        assert process.returncode == 1, command
+        assert "does not answer" in out + err, command
+        assert "Traceback" not in err, command
+    assert not hgx.ready
+    hgx.run("simulate", "fault", "--clear")
+    hgx.run("apply")
+    assert hgx.ready

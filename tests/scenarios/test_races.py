@@ -259,3 +259,24 @@ def test_removals_that_report_success_and_did_nothing_are_failures(node: NodeMak
     result = made.apply(config({A: WHOLE}, policy="{attempts: 2}"))
     assert result["gpus"][0]["reason"] == "vfs-not-removed"
     assert "set_mig_mode" not in made.verbs()
+
+
+def test_a_node_that_cannot_be_looked_at_again_is_told_of_for_each_gpu(node: NodeMaker) -> None:
+    """/sys itself answers with EIO: both GPUs are taken out, and the journal hears why at once."""
+    made = node("hgx-h200-8").fault("pfs nth=3 times=99 io:EIO")
+    result = made.apply(config({A: WHOLE, B: WHOLE}))
+    assert result["exit_code"] == 1
+    assert not made.ready
+    assert made.gpu(A).persistence, "what was lowered is put back all the same"
+    assert [gpu["reason"] for gpu in result["gpus"]] == ["node-unreadable"] * 2
+    assert "node-unreadable" in [finding.code.value for finding in made.said]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5, 9])
+def test_systemd_that_does_not_answer_ends_the_run_with_a_reason(node: NodeMaker, nth: int) -> None:
+    made = node("hgx-h200-8").fault(f"unit_state nth={nth} times=99 hang")
+    result = made.apply(config({A: WHOLE}, policy="{holders: {stop: [nvidia-dcgm.service]}}"))
+    assert (result["exit_code"], made.ready) == (1, False)
+    told = {each["reason"] for each in (*result["gpus"], *result["findings"])}
+    assert "node-unreadable" in told
+    assert made.gpu(A).persistence

@@ -687,6 +687,8 @@ def test_a_file_full_of_mistakes_lists_a_hundred_and_counts_the_rest() -> None:
     lines = lines_of("version: v1\ngpus: [" + "0," * 250 + "]\n")
     assert len(lines) == 101
     assert lines[-1] == "150 more problems are not listed"
+    lines = lines_of("version: v1\ngpus: [" + "0," * 101 + "]\n")
+    assert lines[-1] == "1 more problem is not listed"
 
 
 # --------------------------------------------------------------------------- files and drop-ins
