@@ -13,7 +13,9 @@ How files are put together:
   an entry of an earlier file (in any order; ``count`` does not matter) replaces that entry whole.
   Any other entry that names a GPU a second time is an error.
 * ``policy``: key by key; the later file wins.
-* ``gate``: key by key; a later ``files`` replaces the whole list.
+* ``gate``: key by key; a later ``files`` replaces the whole list. The files of ``preset`` come
+  after those of ``files``.
+* ``kubernetes``: key by key; the later file wins.
 * ``version``: every file has one.
 
 A value that a later file replaces must be right all the same. Values keep the place in the file
@@ -36,7 +38,17 @@ from typing import Any
 from gpu_bootstate import config_sections
 from gpu_bootstate.config_sections import Draft, MatchKey, match_key, match_text
 from gpu_bootstate.config_values import Reader
-from gpu_bootstate.model import Bdf, DesiredState, Entry, GateFile, Mark, MatchItem, Policy, Profile
+from gpu_bootstate.model import (
+    Bdf,
+    DesiredState,
+    Entry,
+    GateFile,
+    Kubernetes,
+    Mark,
+    MatchItem,
+    Policy,
+    Profile,
+)
 from gpu_bootstate.paths import Paths
 from gpu_bootstate.problems import ProblemList
 from gpu_bootstate.reasons import Code
@@ -44,7 +56,7 @@ from gpu_bootstate.yaml_marks import MAX_SIZE, Node, Scalar, Table, abridge, rea
 
 VERSION = "v1"
 
-_TOP_KEYS = ("version", "profiles", "gpus", "policy", "gate")
+_TOP_KEYS = ("version", "profiles", "gpus", "policy", "gate", "kubernetes")
 
 
 def parse(text: str, name: str) -> DesiredState:
@@ -186,6 +198,8 @@ class _Assembly:
         self._policy = Policy()
         self._backoff_mark: Mark | None = None
         self._gate_files: tuple[GateFile, ...] = ()
+        self._preset: tuple[GateFile, ...] = ()
+        self._kubernetes = Kubernetes()
 
     def add_file(self, path: Path, *, may_be_empty: bool) -> None:
         text = _read_text(path, self.problems)
@@ -218,6 +232,10 @@ class _Assembly:
             self._add_policy(node)
         if (node := table.get("gate")) is not None:
             self._add_gate(node)
+        if (node := table.get("kubernetes")) is not None:
+            self._kubernetes = config_sections.kubernetes(
+                self._reader, node, "kubernetes", self._kubernetes
+            )
 
     def finish(self) -> DesiredState:
         """Raises ConfigInvalid."""
@@ -229,14 +247,16 @@ class _Assembly:
                 f"({policy.backoff_max_s:g} s)"
             )
             self.problems.add(self._backoff_mark, "policy", message)
+        gate_files = self._with_preset()
         entries = tuple(entry for draft in self._drafts if (entry := self._entry(draft)))
         self.problems.raise_if_any(self._files)
         return DesiredState(
             entries=entries,
             policy=policy,
-            gate_files=self._gate_files,
+            gate_files=gate_files,
+            kubernetes=self._kubernetes,
             sources=tuple(self._files),
-            digest=_digest(entries, policy, self._gate_files),
+            digest=_digest(entries, policy, gate_files),
         )
 
     def _version_is_known(self, table: Table) -> bool:
@@ -271,10 +291,22 @@ class _Assembly:
                 self._backoff_mark = key.mark
 
     def _add_gate(self, node: Node) -> None:
-        table = self._reader.table(node, "gate", ("files",))
-        files = table.get("files") if table else None
-        if files is not None:
+        table = self._reader.table(node, "gate", ("preset", "files"))
+        if table is None:
+            return
+        if (preset := table.get("preset")) is not None:
+            self._preset = config_sections.gate_preset(self._reader, preset, "gate.preset")
+        if (files := table.get("files")) is not None:
             self._gate_files = config_sections.gate_files(self._reader, files, "gate.files")
+
+    def _with_preset(self) -> tuple[GateFile, ...]:
+        """Own files first: the last one of the preset is what the plugin waits for."""
+        of_preset = {file.path: file for file in self._preset}
+        for file in self._gate_files:
+            if (same := of_preset.get(file.path)) is not None:
+                message = f"{shown(file.path)} is written by the preset ({same.mark}) already"
+                self.problems.add(file.mark, "gate.files", message, want="each file once")
+        return (*self._gate_files, *self._preset)
 
     def _check_overlaps(self) -> None:
         """The same thing named twice. What only the hardware can tell is found by `resolve`."""

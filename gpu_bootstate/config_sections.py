@@ -7,7 +7,7 @@ fits, whether a type exists) is not asked here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -16,6 +16,7 @@ from gpu_bootstate.config_values import Reader
 from gpu_bootstate.model import (
     Bdf,
     GateFile,
+    Kubernetes,
     Mark,
     MatchItem,
     MatchKind,
@@ -368,6 +369,24 @@ def _holders(reader: Reader, node: Node, path: str) -> tuple[str, ...] | None:
 
 # --------------------------------------------------------------------------- gate
 
+# What the GPU Operator's sandbox path waits for, in the order of writing: its device plugin starts
+# on the last one (operator-path.md 2.2, 2.3, 5.6).
+_VALIDATIONS = "/run/nvidia/validations"
+_PRESETS = {
+    "gpu-operator": (
+        ("workload-type", "vm-vgpu\n"),
+        ("host-vgpu-manager-ready", ""),
+        ("vgpu-devices-ready", ""),
+    ),
+    "none": (),
+}
+
+
+def gate_preset(reader: Reader, node: Node, path: str) -> tuple[GateFile, ...]:
+    name = reader.word(node, path, tuple(_PRESETS))
+    files = _PRESETS[name] if name else ()
+    return tuple(GateFile(f"{_VALIDATIONS}/{file}", text, node.mark) for file, text in files)
+
 
 def gate_files(reader: Reader, node: Node, path: str) -> tuple[GateFile, ...]:
     files: dict[str, GateFile] = {}
@@ -398,3 +417,65 @@ def gate_files(reader: Reader, node: Node, path: str) -> tuple[GateFile, ...]:
         else:
             files[name] = GateFile(name, content, path_node.mark)
     return tuple(files.values())
+
+
+# --------------------------------------------------------------------------- kubernetes
+
+_KUBERNETES_KEYS = (
+    "publish",
+    "features",
+    "kubeconfig",
+    "node-name",
+    "state-label",
+    "operands",
+    "restart",
+)
+# Only these two tools have a state label of the same three words (operator-path.md 1.6, 5.6).
+STATE_LABELS = {
+    "nvidia.com/vgpu.config.state": "nvidia.com/gpu.deploy.vgpu-device-manager",
+    "nvidia.com/mig.config.state": "nvidia.com/gpu.deploy.mig-manager",
+}
+# Operands that a vm-vgpu node can have (operator-path.md 2.1).
+_OPERANDS = (
+    "sandbox-device-plugin",
+    "sandbox-validator",
+    "vgpu-device-manager",
+    "vgpu-manager",
+    "cc-manager",
+)
+_NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_SELECTOR = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+    r"=[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+
+
+def kubernetes(reader: Reader, node: Node, path: str, base: Kubernetes) -> Kubernetes:
+    table = reader.table(node, path, _KUBERNETES_KEYS)
+    if table is None:
+        return base
+    name = partial(reader.matching, pattern=_NODE_NAME, want="the name of the Node")
+    selector = partial(reader.matching, pattern=_SELECTOR, want="a label of pods such as app=name")
+    label = partial(reader.word, choices=tuple(STATE_LABELS))
+    operand = partial(reader.word, choices=_OPERANDS)
+    return Kubernetes(
+        publish=reader.field(table, path, "publish", reader.boolean, base.publish),
+        features=reader.field(table, path, "features", reader.boolean, base.features),
+        kubeconfig=reader.field(table, path, "kubeconfig", reader.file_path, base.kubeconfig),
+        node_name=reader.field(table, path, "node-name", name, base.node_name),
+        state_label=reader.field(table, path, "state-label", label, base.state_label),
+        operands=reader.field(table, path, "operands", _each(reader, operand), base.operands),
+        restart=reader.field(table, path, "restart", _each(reader, selector), base.restart),
+    )
+
+
+def _each(
+    reader: Reader, read: Callable[[Node, str], str | None]
+) -> Callable[[Node, str], tuple[str, ...]]:
+    """A list, perhaps empty, of what ``read`` takes."""
+
+    def words(node: Node, path: str) -> tuple[str, ...]:
+        items = reader.items(node, path, "a list")
+        return tuple(word for place, item in items if (word := read(item, place)) is not None)
+
+    return words

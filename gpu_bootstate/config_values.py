@@ -143,6 +143,15 @@ class Reader:
         self.refuse(value, path, want, known=choices)
         return None
 
+    def matching(self, node: Node, path: str, *, pattern: re.Pattern[str], want: str) -> str | None:
+        value = self.scalar(node, path, want)
+        if value is None:
+            return None
+        if pattern.fullmatch(value.text):
+            return value.text
+        self.refuse(value, path, want)
+        return None
+
     def boolean(self, node: Node, path: str) -> bool | None:
         want = "true or false"
         value = self.scalar(node, path, want)

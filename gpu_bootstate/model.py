@@ -206,12 +206,26 @@ class GateFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """What `publish` tells the cluster. None of it decides anything on the node."""
+
+    publish: bool = False  # labels, annotation, Condition and Events through the API server
+    features: bool = False  # a feature file for node-feature-discovery
+    kubeconfig: str | None = None  # None: the kubelet's
+    node_name: str | None = None  # None: the kubelet's
+    state_label: str | None = None  # another tool's label that says pending, success or failed
+    operands: tuple[str, ...] = ()  # of the GPU Operator: held back while the gate is closed
+    restart: tuple[str, ...] = ()  # label selectors of pods that read the vGPUs once, at start
+
+
+@dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The parsed configuration. ``digest`` changes with every change of meaning."""
+    """The parsed configuration. ``digest`` changes with every change of what the node is to be."""
 
     entries: tuple[Entry, ...]
     policy: Policy
     gate_files: tuple[GateFile, ...]
+    kubernetes: Kubernetes
     sources: tuple[str, ...]  # the files read, in order of precedence
     digest: str
 

@@ -21,6 +21,7 @@ from gpu_bootstate.model import (
     Entry,
     GateFile,
     GatePolicy,
+    Kubernetes,
     Mark,
     MatchItem,
     MatchKind,
@@ -132,6 +133,7 @@ def test_the_example_of_the_design_gives_its_entries() -> None:
         ),
         policy=Policy(),
         gate_files=(),
+        kubernetes=Kubernetes(),
         sources=("c.yaml",),
         digest=state.digest,
     )
@@ -295,7 +297,7 @@ def test_gate_files_with_and_without_content() -> None:
         ),
         pytest.param(
             "version: v1\npolcy: {}\n",
-            "c.yaml:2:1: unknown key 'polcy'; expected version, profiles, gpus, policy or gate; "
+            "c.yaml:2:1: unknown key 'polcy'; expected version, profiles, gpus, policy, gate or kubernetes; "
             "did you mean policy?",
             id="unknown key",
         ),
@@ -364,7 +366,8 @@ def test_gate_files_with_and_without_content() -> None:
         ),
         pytest.param(
             "- 1\n",
-            "c.yaml:1:1: is a list; expected a mapping with version, profiles, gpus, policy or gate",
+            "c.yaml:1:1: is a list; expected a mapping with version, profiles, gpus, policy, gate or "
+            "kubernetes",
             id="a list as file",
         ),
         pytest.param(
@@ -799,6 +802,100 @@ def test_a_drop_in_entry_that_shares_a_gpu_with_another_match_is_an_overlap(path
         f"{over}:2:23: gpus[0].match.pci: 0000:17:00.0 is matched by gpus[0] and by gpus[0] "
         f"({main}:5:18); expected each GPU in one entry"
     )
+
+
+def test_the_preset_of_the_gpu_operator_comes_last_and_its_key_file_at_the_end() -> None:
+    text = "version: v1\ngate: {preset: gpu-operator, files: [/run/x]}\n"
+    validations = "/run/nvidia/validations"
+    assert [(file.path, file.content) for file in parse(text, "c.yaml").gate_files] == [
+        ("/run/x", ""),
+        (f"{validations}/workload-type", "vm-vgpu\n"),
+        (f"{validations}/host-vgpu-manager-ready", ""),
+        (f"{validations}/vgpu-devices-ready", ""),
+    ]
+
+
+def test_a_file_of_the_preset_is_not_to_be_listed_too() -> None:
+    name = "/run/nvidia/validations/vgpu-devices-ready"
+    line = the_line_of(f"version: v1\ngate: {{files: [{name}], preset: gpu-operator}}\n")
+    assert f"'{name}' is written by the preset (c.yaml:2:69) already" in line
+
+
+def test_a_drop_in_takes_the_preset_back_and_leaves_the_files(paths: Paths) -> None:
+    main = "version: v1\ngate: {preset: gpu-operator, files: [/run/a]}"
+    put(paths, "/etc/gpu-bootstate/config.yaml", main)
+    put(paths, "/etc/gpu-bootstate/config.d/a.yaml", "version: v1\ngate: {preset: none}")
+    assert [file.path for file in load(paths).gate_files] == ["/run/a"]
+
+
+def test_what_the_cluster_is_told_is_merged_key_by_key_and_is_not_what_the_node_is(
+    paths: Paths,
+) -> None:
+    main = """version: v1
+kubernetes:
+  publish: true
+  kubeconfig: /etc/kubernetes/kubelet.conf
+  node-name: n1.example
+  state-label: nvidia.com/vgpu.config.state
+  operands: [sandbox-device-plugin]
+  restart: [app=nvidia-sandbox-device-plugin-daemonset]
+"""
+    put(paths, "/etc/gpu-bootstate/config.yaml", "version: v1\n")
+    digest = load(paths).digest
+    put(paths, "/etc/gpu-bootstate/config.yaml", main)
+    put(paths, "/etc/gpu-bootstate/config.d/a.yaml", "version: v1\nkubernetes: {operands: []}")
+    desired = load(paths)
+    assert desired.kubernetes == Kubernetes(
+        publish=True,
+        kubeconfig="/etc/kubernetes/kubelet.conf",
+        node_name="n1.example",
+        state_label="nvidia.com/vgpu.config.state",
+        restart=("app=nvidia-sandbox-device-plugin-daemonset",),
+    )
+    assert desired.digest == digest
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "publish: yes",
+            ".publish: 'yes' is not valid; expected true or false; did you mean true?",
+        ),
+        ("node-name: N1", ".node-name: 'N1' is not valid; expected the name of the Node"),
+        (
+            "state-label: nvidia.com/vgpu.state",
+            (
+                ".state-label: 'nvidia.com/vgpu.state' is not valid; expected "
+                "nvidia.com/vgpu.config.state or nvidia.com/mig.config.state; did you mean "
+                "nvidia.com/vgpu.config.state?"
+            ),
+        ),
+        (
+            "operands: [sandbox-plugin]",
+            (
+                ".operands[0]: 'sandbox-plugin' is not valid; expected sandbox-device-plugin, "
+                "sandbox-validator, vgpu-device-manager, vgpu-manager or cc-manager; did you mean "
+                "sandbox-device-plugin?"
+            ),
+        ),
+        (
+            "restart: [nvidia]",
+            ".restart[0]: 'nvidia' is not valid; expected a label of pods such as app=name",
+        ),
+        ("restart: app=x", ".restart: 'app=x' is a single value; expected a list"),
+        (
+            "kubeconfig: kubelet.conf",
+            (
+                ".kubeconfig: 'kubelet.conf' is not valid; expected an absolute "
+                "path without //, . and .."
+            ),
+        ),
+    ],
+)
+def test_mistakes_in_what_the_cluster_is_told(body: str, message: str) -> None:
+    line = the_line_of(f"version: v1\nkubernetes: {{{body}}}")
+    assert line.partition(" kubernetes")[2] == message
 
 
 def test_gate_files_of_a_drop_in_replace_the_list(paths: Paths) -> None:
