@@ -92,7 +92,7 @@ MUTATIONS = (
         "execute.py",
         "if gpu.plan.steps and gpu.plan.steps[0].phase is phase",
         "if gpu.plan.in_phase(phase)",
-        "tests/scenarios/test_properties.py tests/scenarios/test_mig_cases.py tests/chaos",
+        "tests/scenarios/test_races.py",
     ),
     Mutation(
         "a card without a driver is captured by the vendor tool",

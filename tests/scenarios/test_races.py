@@ -280,3 +280,21 @@ def test_systemd_that_does_not_answer_ends_the_run_with_a_reason(node: NodeMaker
     told = {each["reason"] for each in (*result["gpus"], *result["findings"])}
     assert "node-unreadable" in told
     assert made.gpu(A).persistence
+
+
+def test_a_mode_that_somebody_puts_back_is_set_again_before_anything_is_built_on_it(
+    node: NodeMaker,
+) -> None:
+    """The first card's mode goes while the second's is set: no VFs before it is right again."""
+    made = node("hgx-h200-8")
+
+    def undo() -> None:
+        made.gpu(A).mig_current = made.gpu(A).mig_pending = False
+
+    made.after("set_mig_mode", lambda: made.after("set_mig_mode", undo))
+    result = made.apply(config({A: SEVEN, B: SEVEN}))
+    assert result["exit_code"] == 0
+    assert made.verbs(A).count("sriov_manage") == 1
+    modes = [index for index, verb in enumerate(made.verbs(A)) if verb == "set_mig_mode"]
+    assert len(modes) == 2
+    assert max(modes) < made.verbs(A).index("sriov_manage")
