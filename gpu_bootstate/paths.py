@@ -58,3 +58,9 @@ class Paths:
     @property
     def last_run(self) -> Path:
         return self.at("/var/lib/gpu-bootstate/last-run.json")
+
+    @property
+    def feature_file(self) -> Path:
+        """For node-feature-discovery."""
+        directory = "/etc/kubernetes/node-feature-discovery/features.d"
+        return self.at(f"{directory}/gpu-bootstate")

@@ -38,9 +38,10 @@ USERS: dict[str, tuple[Comes, str]] = {
 
 
 def meet(situation: Situation, user: str, at: int) -> str | None:
-    """A run in which the user comes to the first GPU after so many calls (0: before the run).
+    """A run in which the user comes to the first GPU after so many calls on it (0: before it).
 
-    Returns how it ended, or None when the run made no more calls than that.
+    Not in the middle of a call on another GPU: between looking for users and acting there is always
+    a moment, and GPUs are worked on side by side. Returns how it ended, or None when the run made no more calls than that.
     """
     comes, named = USERS[user]
     victim = next(iter(situation.wishes))
@@ -55,7 +56,7 @@ def meet(situation: Situation, user: str, at: int) -> str | None:
             found.update(deepcopy(asdict(node.gpu(victim))))
 
         if at:
-            node.after(at, come)
+            node.after((victim, at), come)
         else:
             come()
         result = node.apply(situation.text)
@@ -65,7 +66,7 @@ def meet(situation: Situation, user: str, at: int) -> str | None:
         if len(found["holders"]) == clients:
             assert result["exit_code"] == 0
             return "cannot come yet"
-        late = [call for call in node.calls[at:] if call.target == victim]
+        late = [call for call in node.calls if call.target == victim][at:]
         changed = [call for call in late if call.verb != "set_persistence"]
         assert changed == [], f"{user} has {victim}, and it is changed: {changed}"
         now = asdict(node.gpu(victim))

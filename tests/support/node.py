@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import NAMESPACE_OID, uuid5
 
 from gpu_bootstate.cli.apply import Run
@@ -28,6 +28,8 @@ from gpu_bootstate.simulator.state import (
     UnitChange,
 )
 
+Moment: TypeAlias = "str | tuple[str, int]"  # a verb, or a PF and how many calls on it
+
 
 @dataclass
 class Listened(Silent):
@@ -47,7 +49,7 @@ class Watched(SimHardware):
     """Notes every change that is made while the node's gate is open."""
 
     def __init__(
-        self, node: SimNode, paths: Paths, events: dict[str | int, Callable[[], object]]
+        self, node: SimNode, paths: Paths, events: dict[Moment, Callable[[], object]]
     ) -> None:
         super().__init__(node)
         self._gate = paths.ready
@@ -58,7 +60,8 @@ class Watched(SimHardware):
         if self._gate.exists():
             self.under_an_open_gate.append(call)
         super()._note(call)
-        for when in (call.verb, len(self.calls)):
+        of_target = sum(each.target == call.target for each in self.calls)
+        for when in (call.verb, (call.target, of_target)):
             event = self._events.pop(when, None)
             if event is not None:
                 event()
@@ -74,10 +77,12 @@ class Node:
         self.said: list[Finding] = []
         self.waits: list[str] = []
         self.under_an_open_gate: list[Call] = []
-        self._events: dict[str | int, Callable[[], object]] = {}
+        self._events: dict[Moment, Callable[[], object]] = {}
 
-    def after(self, call: str | int, event: Callable[[], object]) -> Node:
-        """Something happens to the node right after the first call of this verb, or the n-th."""
+    def after(self, call: Moment, event: Callable[[], object]) -> Node:
+        """Something happens to the node right after the first call of this verb, or the n-th on
+        this GPU.
+        """
         self._events[call] = event
         return self
 

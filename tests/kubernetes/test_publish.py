@@ -1,0 +1,454 @@
+"""What the cluster is told: the real client, and a stand-in API server with a kubelet's rights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_bootstate.config import parse
+from gpu_bootstate.kubernetes.api import Api
+from gpu_bootstate.kubernetes.publish import Publisher, Unanswered
+from gpu_bootstate.kubernetes.said import said_now
+from gpu_bootstate.lock import acquire
+from gpu_bootstate.simulator.hardware import SimHardware
+from tests.kubernetes.api_server import ApiServer, Trouble
+from tests.support.node import Node, config
+
+A, B = "0000:17:00.0", "0000:3d:00.0"
+WHOLE = "{vgpus: {H200X-141C: 1}}"
+NODE = "/api/v1/nodes/n1"
+PLUGIN = "app=nvidia-sandbox-device-plugin-daemonset"
+DEPLOY = "nvidia.com/gpu.deploy."
+
+
+@dataclass
+class Cluster:
+    """A simulated GPU node, the API server, and a publisher between them on a clock of its own."""
+
+    node: Node
+    server: ApiServer
+    kubeconfig: Path
+    wishes: str = "{publish: true}"
+    seconds: float = 0.0
+    told: list[str] = field(default_factory=list)
+    sleeps: list[float] = field(default_factory=list)
+    meanwhile: Callable[[], object] = lambda: None
+
+    def apply(self, profile: str = WHOLE) -> dict[str, Any]:
+        return self.node.apply(config({A: profile, B: profile}))
+
+    @property
+    def boot_id(self) -> str:
+        hw = SimHardware(self.node.sim)
+        try:
+            return hw.boot_id()
+        finally:
+            hw.close()
+
+    def publish(self, limit_s: float = 600.0) -> bool:
+        desired = parse(f"version: v1\nkubernetes: {self.wishes}\n", "config.yaml")
+        boot_id = self.boot_id
+
+        def sleep(seconds: float) -> None:
+            self.seconds += seconds
+            self.sleeps.append(seconds)
+            self.meanwhile()
+
+        return Publisher(
+            desired.kubernetes,
+            look=lambda: said_now(self.node.paths, boot_id),
+            connect=lambda: Api(self.kubeconfig, "n1"),
+            tell=self.told.append,
+            now=lambda: self.seconds,
+            sleep=sleep,
+            wall_time=lambda: 1_800_000_000.0 + self.seconds,
+        ).until_told(limit_s)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.server.nodes["n1"]["metadata"]["labels"])
+
+    def label(self, **values: str) -> None:
+        self.server.nodes["n1"]["metadata"]["labels"].update(
+            {DEPLOY + name.replace("_", "-"): value for name, value in values.items()}
+        )
+
+    def operand(self, name: str) -> str | None:
+        return self.labels.get(DEPLOY + name)
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return dict(self.server.nodes["n1"]["metadata"].get("annotations") or {})
+
+    @property
+    def condition(self) -> dict[str, Any]:
+        conditions = self.server.nodes["n1"]["status"]["conditions"]
+        return next((each for each in conditions if each["type"] == "GpuBootstateReady"), {})
+
+    @property
+    def says_ready(self) -> tuple[str | None, str | None]:
+        return self.labels.get("gpu-bootstate/ready"), self.condition.get("status")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ApiServer() as server:
+        server.add_node("n1")
+        kubeconfig = server.kubeconfig(tmp_path / "kubelet.conf", node="n1")
+        yield Cluster(Node("hgx-h200-8", tmp_path / "root"), server, kubeconfig)
+
+
+def test_a_node_that_came_up_is_called_ready_with_its_boot(cluster: Cluster) -> None:
+    assert cluster.publish()
+    assert cluster.says_ready == ("false", "False")
+    assert cluster.labels["gpu-bootstate/state"] == "pending"
+    cluster.apply()
+    assert cluster.publish()
+    assert cluster.says_ready == ("true", "True")
+    assert cluster.labels["gpu-bootstate/state"] == "converged"
+    assert cluster.labels["gpu-bootstate/boot-id"] == cluster.boot_id
+    status = json.loads(cluster.annotations["gpu-bootstate/status"])
+    assert status == {
+        "bootId": cluster.boot_id,
+        "state": "converged",
+        "gpus": {A: "converged", B: "converged"},
+    }
+    assert cluster.condition["reason"] == "Converged"
+    assert cluster.server.events == []
+
+
+def test_what_is_known_already_is_not_written_again(cluster: Cluster) -> None:
+    cluster.apply()
+    assert cluster.publish()
+    before = len(cluster.server.requests)
+    assert cluster.publish()
+    assert {request.method for request in cluster.server.requests[before:]} == {"GET"}
+
+
+def test_a_reboot_takes_it_back_whatever_the_label_said(cluster: Cluster) -> None:
+    cluster.apply()
+    cluster.publish()
+    cluster.node.reboot()
+    assert cluster.publish()
+    assert cluster.says_ready == ("false", "False")
+    assert cluster.labels["gpu-bootstate/boot-id"] == cluster.boot_id
+
+
+def test_a_failure_is_an_event_with_the_remedy_once(cluster: Cluster) -> None:
+    cluster.node.with_compute(A)
+    cluster.apply()
+    assert cluster.publish()
+    assert cluster.says_ready == ("false", "False")
+    assert cluster.labels["gpu-bootstate/state"] == "degraded"
+    (event,) = cluster.server.events
+    assert (event["type"], event["reason"]) == ("Warning", "InUse")
+    assert event["involvedObject"]["name"] == "n1"
+    assert A in event["message"]
+    assert "python3" in event["message"]
+    assert cluster.condition["reason"] == "InUse"
+    assert cluster.publish()
+    assert len(cluster.server.events) == 1
+
+
+def test_a_refusal_that_leaves_the_gate_open_is_an_event_all_the_same(cluster: Cluster) -> None:
+    cluster.apply()
+    cluster.node.with_vm(A, 0).with_vm(B, 0)
+    cluster.apply("{vgpus: {H200X-70C: 2}}")
+    assert cluster.publish()
+    assert cluster.says_ready == ("true", "True")
+    assert cluster.labels["gpu-bootstate/state"] == "refused"
+    assert [event["reason"] for event in cluster.server.events] == ["InUse", "InUse"]
+
+
+def test_with_policy_any_a_degraded_node_is_ready_and_says_what_failed(cluster: Cluster) -> None:
+    cluster.node.fault(f"sriov_manage {A} noop")
+    text = config({A: WHOLE, B: WHOLE}, policy="{gate: any}")
+    assert cluster.node.apply(text)["exit_code"] == 2
+    assert cluster.publish()
+    assert cluster.says_ready == ("true", "True")
+    assert cluster.labels["gpu-bootstate/state"] == "degraded"
+    assert [event["reason"] for event in cluster.server.events] == ["VfsNotCreated"]
+
+
+def test_a_run_that_died_and_one_that_is_at_work(cluster: Cluster) -> None:
+    cluster.apply()
+    status = json.loads(cluster.node.paths.status.read_text())
+    cluster.node.paths.status.write_text(json.dumps({**status, "progress": "running"}))
+    cluster.node.paths.ready.unlink()
+    assert cluster.publish()
+    assert cluster.condition["reason"] == "RunDied"
+    with acquire(cluster.node.paths):
+        assert cluster.publish()
+    assert cluster.labels["gpu-bootstate/state"] == "pending"
+    assert cluster.says_ready == ("false", "False")
+
+
+# --------------------------------------------------------------------------- trouble
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Trouble(times=3, status=500),
+        Trouble(times=3, status=503),
+        Trouble(times=3, status=401),
+        Trouble("PATCH", NODE, times=3, status=429),
+        Trouble("PATCH", NODE, times=3, conflict=True),
+        Trouble("PATCH", f"{NODE}/status", times=3, status=504),
+        Trouble(times=3, close=True),
+    ],
+    ids=lambda trouble: str(trouble.status or ("conflict" if trouble.conflict else "closed")),
+)
+def test_trouble_that_passes_is_outlasted(cluster: Cluster, trouble: Trouble) -> None:
+    cluster.apply()
+    cluster.server.trouble(trouble)
+    assert cluster.publish()
+    assert cluster.says_ready == ("true", "True")
+    assert len(cluster.sleeps) >= 3
+
+
+def test_the_pauses_grow_and_have_an_end(cluster: Cluster) -> None:
+    cluster.server.stop_listening()
+    assert not cluster.publish(limit_s=600)
+    assert 8 <= len(cluster.sleeps) <= 30
+    assert max(cluster.sleeps) <= 60
+    assert cluster.seconds <= 600
+    assert "does not answer" in cluster.told[0]
+    assert "given up for now" in cluster.told[-1]
+    assert len(cluster.told) < 6, "the same trouble is said once"
+
+
+def test_retry_after_is_respected(cluster: Cluster) -> None:
+    cluster.server.trouble(Trouble(status=429, retry_after_s=37))
+    assert cluster.publish()
+    assert cluster.sleeps[0] >= 37
+
+
+def test_what_is_forbidden_is_said_and_the_rest_is_done(cluster: Cluster) -> None:
+    cluster.apply()
+    cluster.server.trouble(Trouble("PATCH", f"{NODE}/status", times=9, status=403))
+    assert not cluster.publish()
+    assert cluster.labels["gpu-bootstate/ready"] == "true"
+    assert cluster.sleeps == [], "waiting does not help"
+    assert "refuses" in cluster.told[0]
+
+
+def test_another_kubelets_identity_writes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.server.add_node("n2")
+    cluster.kubeconfig = cluster.server.kubeconfig(tmp_path / "other.conf", node="n2")
+    assert not cluster.publish()
+    assert "gpu-bootstate/ready" not in cluster.labels
+
+
+def test_a_gate_that_closes_while_the_server_is_away_is_never_called_ready(
+    cluster: Cluster,
+) -> None:
+    cluster.apply()
+    cluster.server.trouble(Trouble(times=2, status=503))
+    cluster.meanwhile = lambda: cluster.node.paths.ready.unlink(missing_ok=True)
+    seen: list[tuple[str | None, str | None]] = []
+    cluster.server.trouble(Trouble(after=lambda: seen.append(cluster.says_ready), times=20))
+    assert cluster.publish()
+    assert cluster.says_ready == ("false", "False")
+    assert all("true" not in pair and "True" not in pair for pair in seen)
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_gate_that_closes_at_any_request_ends_as_not_ready(cluster: Cluster, at: int) -> None:
+    """It closes while the server answers the n-th request: the end is never a stale `true`."""
+    cluster.apply()
+    count = 0
+
+    def close() -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            cluster.node.paths.ready.unlink()
+
+    cluster.server.trouble(Trouble(times=100, after=close))
+    assert cluster.publish()
+    assert count >= at
+    assert cluster.says_ready == ("false", "False")
+
+
+class Kill(Exception):
+    pass
+
+
+@pytest.mark.parametrize("becomes", ["ready", "not ready"])
+def test_killed_at_any_request_it_never_says_ready_of_a_node_that_is_not(
+    cluster: Cluster, becomes: str
+) -> None:
+    """Before and after each request; the next one finishes the job."""
+    ready = becomes == "ready"
+    cluster.wishes = f"{{publish: true, operands: [sandbox-device-plugin], restart: [{PLUGIN}]}}"
+    cluster.label(sandbox_device_plugin="true")
+    cluster.apply()
+    cluster.publish()
+    for at in range(1, 12):
+        for after in (False, True):
+            # The other state has been told of last; now comes a change, and the kill.
+            cluster.node.reboot()
+            if not ready:
+                cluster.apply()
+            cluster.publish()
+            cluster.node.reboot()
+            if ready:
+                cluster.apply()
+            _publish_killed(cluster, at, after=after)
+            if not ready and "true" in cluster.says_ready:
+                # Not taken back yet; what it says is of the boot before, and says so.
+                assert cluster.labels["gpu-bootstate/boot-id"] != cluster.boot_id
+            assert cluster.publish()
+            assert cluster.says_ready == (("true", "True") if ready else ("false", "False"))
+            assert cluster.operand("sandbox-device-plugin") == ("true" if ready else "false")
+
+
+def _publish_killed(cluster: Cluster, at: int, *, after: bool) -> None:
+    """The process dies before or after its n-th request."""
+    count = 0
+    ask = Api._ask
+
+    def counted(self: Api, *arguments: Any, **named: Any) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        if count == at and not after:
+            raise Kill
+        answer = ask(self, *arguments, **named)
+        if count == at:
+            raise Kill
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Api, "_ask", counted)
+        try:
+            cluster.publish()
+        except Kill:
+            return
+
+
+# --------------------------------------------------------------------------- operands
+
+
+def test_an_operand_is_closed_and_opened_by_us_and_remembered_over_a_reboot(
+    cluster: Cluster,
+) -> None:
+    cluster.wishes = "{publish: true, operands: [sandbox-device-plugin]}"
+    cluster.label(sandbox_device_plugin="true")
+    assert cluster.publish()
+    assert cluster.operand("sandbox-device-plugin") == "false"
+    held = json.loads(cluster.annotations["gpu-bootstate/held-operands"])
+    assert held == {"bootId": cluster.boot_id, "operands": ["sandbox-device-plugin"]}
+    cluster.node.reboot()
+    assert cluster.publish()
+    cluster.apply()
+    assert cluster.publish()
+    assert cluster.operand("sandbox-device-plugin") == "true"
+    assert "gpu-bootstate/held-operands" not in cluster.annotations
+
+
+@pytest.mark.parametrize("value", ["false", "paused-for-vgpu-change", "paused-for-driver-upgrade"])
+def test_an_operand_that_somebody_else_holds_is_left(cluster: Cluster, value: str) -> None:
+    cluster.wishes = "{publish: true, operands: [sandbox-device-plugin]}"
+    cluster.label(sandbox_device_plugin=value)
+    cluster.publish()
+    assert cluster.operand("sandbox-device-plugin") == value
+    cluster.apply()
+    assert cluster.publish()
+    assert cluster.operand("sandbox-device-plugin") == value
+
+
+def test_a_pause_that_came_over_ours_is_not_opened(cluster: Cluster) -> None:
+    cluster.wishes = "{publish: true, operands: [sandbox-device-plugin]}"
+    cluster.label(sandbox_device_plugin="true")
+    cluster.publish()
+    cluster.label(sandbox_device_plugin="paused-for-driver-upgrade")
+    cluster.apply()
+    assert cluster.publish()
+    assert cluster.operand("sandbox-device-plugin") == "paused-for-driver-upgrade"
+
+
+def test_the_other_tools_state_is_mirrored_only_while_that_tool_is_off(cluster: Cluster) -> None:
+    label = "nvidia.com/vgpu.config.state"
+    cluster.wishes = f"{{publish: true, state-label: {label}}}"
+    cluster.label(vgpu_device_manager="true")
+    cluster.publish()
+    assert label not in cluster.labels
+    cluster.label(vgpu_device_manager="false")
+    cluster.publish()
+    assert cluster.labels[label] == "pending"
+    cluster.node.fault(f"sriov_manage {A} noop")
+    cluster.apply()
+    cluster.publish()
+    assert cluster.labels[label] == "failed"
+    cluster.node.without_faults()
+    cluster.apply()
+    cluster.publish()
+    assert cluster.labels[label] == "success"
+
+
+# --------------------------------------------------------------------------- consumers
+
+
+def _plugin(cluster: Cluster, started_at: str) -> None:
+    labels = dict([PLUGIN.split("=")])
+    cluster.server.add_pod("gpu-operator", "plugin", "n1", labels, started_at)
+
+
+@pytest.mark.parametrize(
+    ("started", "again"), [("2020-01-01T00:00:00Z", 1), ("2999-01-01T00:00:00Z", 0)]
+)
+def test_a_plugin_older_than_the_release_is_started_again_once(
+    cluster: Cluster, started: str, again: int
+) -> None:
+    cluster.wishes = f"{{publish: true, restart: [{PLUGIN}]}}"
+    _plugin(cluster, started)
+    cluster.server.daemonset_recreates = False
+    assert cluster.publish()
+    assert ("gpu-operator", "plugin") in cluster.server.pods, "nothing is released yet"
+    cluster.apply()
+    assert cluster.publish()
+    assert (("gpu-operator", "plugin") in cluster.server.pods) is not bool(again)
+    assert sum("started again" in text for text in cluster.told) == again
+    # A clock that jumped back makes the new pod look old as well.
+    _plugin(cluster, started)
+    assert cluster.publish()
+    assert ("gpu-operator", "plugin") in cluster.server.pods
+
+
+def test_a_pod_of_another_node_or_with_another_label_is_not_touched(cluster: Cluster) -> None:
+    cluster.wishes = f"{{publish: true, restart: [{PLUGIN}]}}"
+    cluster.server.add_node("n2")
+    old = "2020-01-01T00:00:00Z"
+    cluster.server.add_pod("x", "other", "n2", dict([PLUGIN.split("=")]), old)
+    cluster.server.add_pod("x", "vm", "n1", {"app": "virt-launcher"}, old)
+    cluster.apply()
+    assert cluster.publish()
+    assert set(cluster.server.pods) == {("x", "other"), ("x", "vm")}
+    assert not [request for request in cluster.server.requests if request.method == "DELETE"]
+
+
+def test_without_credentials_it_waits_for_them(cluster: Cluster) -> None:
+    good = cluster.kubeconfig
+    cluster.kubeconfig = good.with_name("not-there-yet")
+    cluster.meanwhile = lambda: setattr(cluster, "kubeconfig", good)
+    assert cluster.publish()
+    assert cluster.says_ready == ("false", "False")
+
+
+def test_a_node_that_is_not_registered_yet_is_waited_for(cluster: Cluster) -> None:
+    node = cluster.server.nodes.pop("n1")
+    cluster.meanwhile = lambda: cluster.server.nodes.setdefault("n1", node)
+    assert cluster.publish()
+    assert cluster.says_ready == ("false", "False")
+
+
+def test_unanswered_is_what_a_damaged_kubeconfig_is(cluster: Cluster) -> None:
+    cluster.kubeconfig.write_text("apiVersion: v1\nkind: Config\nusers: 7\n")
+    with pytest.raises(Unanswered):
+        Api(cluster.kubeconfig, "n1")
