@@ -41,7 +41,8 @@ def meet(situation: Situation, user: str, at: int) -> str | None:
     """A run in which the user comes to the first GPU after so many calls on it (0: before it).
 
     Not in the middle of a call on another GPU: between looking for users and acting there is always
-    a moment, and GPUs are worked on side by side. Returns how it ended, or None when the run made no more calls than that.
+    a moment, and GPUs are worked on side by side. Returns how it ended, or None when the run made
+    no more calls than that.
     """
     comes, named = USERS[user]
     victim = next(iter(situation.wishes))
