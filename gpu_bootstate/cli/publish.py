@@ -9,6 +9,7 @@ import click
 from gpu_bootstate.cli.show import told_when_unwritable
 from gpu_bootstate.cli.wiring import Where
 from gpu_bootstate.config import load
+from gpu_bootstate.kubernetes.cri import stop_older_containers
 from gpu_bootstate.kubernetes.features import remove_features, write_features
 from gpu_bootstate.kubernetes.publish import NodeApi, Publisher, Unanswered
 from gpu_bootstate.kubernetes.said import Said, said_now
@@ -57,14 +58,19 @@ def command(where: Where, *, timeout: float) -> None:
         wishes,
         look=look,
         connect=lambda: _connect(where, wishes),
-        tell=lambda text: click.echo(f"gpu-bootstate: {text}", err=True),
+        tell=_say,
         now=time.monotonic,
         sleep=time.sleep,
         wall_time=time.time,
+        offline=lambda said: stop_older_containers(where.paths, wishes.restart, said, _say),
     )
     if not publisher.until_told(timeout):
         raise SystemExit(Condition.FAILED.exit_code)
     click.echo(f"told: {look().state}, {'ready' if look().ready else 'not ready'}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"gpu-bootstate: {text}", err=True)
 
 
 def _connect(where: Where, wishes: Kubernetes) -> NodeApi:

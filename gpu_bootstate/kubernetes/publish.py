@@ -27,6 +27,7 @@ CONDITION = "GpuBootstateReady"
 
 _OPERAND = "nvidia.com/gpu.deploy."
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 60.0
+_OFFLINE_S = 60.0
 _EVENT_NAMESPACE = "default"  # where events of Nodes are
 
 
@@ -74,9 +75,11 @@ class Publisher:
         now: Callable[[], float],
         sleep: Callable[[float], None],
         wall_time: Callable[[], float],
+        offline: Callable[[Said], None],
     ) -> None:
         """``connect`` raises Unanswered where there are no credentials yet. ``now``: seconds on a
-        clock that only goes forward; ``wall_time``: since the epoch.
+        clock that only goes forward; ``wall_time``: since the epoch. ``offline`` is called once
+        when nobody has answered for a minute and the gate is open.
         """
         self._wishes = wishes
         self._look = look
@@ -85,13 +88,15 @@ class Publisher:
         self._now = now
         self._sleep = sleep
         self._wall_time = wall_time
+        self._offline = offline
 
     def until_told(self, limit_s: float) -> bool:
         """True when the cluster has what is true now; False after ``limit_s``, or when it will not
         take it.
         """
-        until = self._now() + limit_s
-        pause, last = _PAUSE_S, ""
+        started = self._now()
+        until = started + limit_s
+        pause, last, alone = _PAUSE_S, "", False
         while True:
             try:
                 said = self._look()
@@ -114,6 +119,11 @@ class Publisher:
                 return False
             except Gone as gone:
                 trouble = Unanswered(f"the Node is not there ({gone}); the kubelet makes it")
+            if not alone and self._now() - started >= _OFFLINE_S:
+                said = self._look()
+                if said.ready:
+                    alone = True
+                    self._offline(said)
             wait = max(trouble.wait_s, pause * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
             if self._now() + wait > until:
                 self._say(f"given up for now: {trouble}")

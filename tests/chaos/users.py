@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
 
+from gpu_bootstate.model import PF_DRIVER
 from tests.chaos.matrix import Situation, before, scratch
 from tests.support.node import Node
 from tests.support.situations import assert_is
@@ -24,6 +25,11 @@ def _vm(node: Node, pf: str) -> None:
         node.with_vm(pf, used[0] if used else 0)
 
 
+def _process(node: Node, pf: str) -> None:
+    if node.gpu(pf).driver == PF_DRIVER:  # nobody opens a GPU that has no device node
+        node.with_compute(pf)
+
+
 def _on_an_instance(node: Node, pf: str) -> None:
     for gi in node.gpu(pf).instances[:1]:
         node.with_instance_holder(pf, gi.gi_id)
@@ -32,7 +38,7 @@ def _on_an_instance(node: Node, pf: str) -> None:
 # Who comes, and how the message names it. Not all can come at any time: a VM needs a VF.
 USERS: dict[str, tuple[Comes, str]] = {
     "a VM": (_vm, "db-1"),
-    "a compute process": (lambda node, pf: node.with_compute(pf), "python3"),
+    "a compute process": (_process, "python3"),
     "a process on a GPU instance": (_on_an_instance, "mig-watch"),
 }
 

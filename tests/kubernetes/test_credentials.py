@@ -145,6 +145,11 @@ def test_the_root_is_made_absolute(host: Tree, monkeypatch: pytest.MonkeyPatch) 
         pytest.param(["/usr/bin/kubelet", "--kubeconfig", "/k"], True, id="kubelet"),
         pytest.param(["kubelet", "-v=2", "--kubeconfig=/k", "--x"], True, id="one-word"),
         pytest.param(["kubelet", "--kubeconfig=/old", "--kubeconfig=/k"], True, id="last-holds"),
+        pytest.param(
+            ["kubelet", "--kubeconfig", "/old", "--kubeconfig", "/k"],
+            True,
+            id="last-of-words-holds",
+        ),
         pytest.param(["/snap/microk8s/1/kubelite", "--kubeconfig=/k"], True, id="kubelite"),
         pytest.param(["/usr/local/bin/k3s", "server", "--kubeconfig=/k"], True, id="k3s-server"),
         pytest.param(["k3s", "agent", "--kubeconfig=/k"], True, id="k3s-agent"),
@@ -279,10 +284,19 @@ def test_the_private_key_may_stand_on_either_side(host: Tree, order: str) -> Non
     assert host.find()[1] == "n1"
 
 
-def test_the_first_certificate_of_a_chain_is_the_kubelets(host: Tree) -> None:
-    chain = pem("system:node:n1") + pem("system:node:intermediate")
+@pytest.mark.parametrize("node", ["n1", "n11", "n111"])  # so that some base64 has no padding
+def test_the_first_certificate_of_a_chain_is_the_kubelets(host: Tree, node: str) -> None:
+    chain = pem(f"system:node:{node}") + pem("system:node:intermediate")
     host.kubeconfig(KUBEADM, **embedded(chain))
+    assert host.find()[1] == node
+
+
+def test_base64_may_be_in_lines_but_has_no_foreign_characters(host: Tree) -> None:
+    text = embedded(pem("system:node:n1"))["client-certificate-data"]
+    host.kubeconfig(KUBEADM, **{"client-certificate-data": f"{text[:76]}\n  {text[76:]}\n"})
     assert host.find()[1] == "n1"
+    host.kubeconfig(KUBEADM, **{"client-certificate-data": f"{text[:76]}%{text[76:]}"})
+    assert host.refusal() == refused("the client certificate in it is damaged")
 
 
 @pytest.mark.parametrize(
@@ -344,17 +358,21 @@ def test_credentials_without_a_certificate_name_nobody(host: Tree, user: Any) ->
 
 def der(tag: int, *parts: bytes) -> bytes:
     content = b"".join(parts)
-    size = len(content).to_bytes(2, "big")
-    return (
-        bytes([tag, 0x82]) + size + content
-        if len(content) > 127
-        else bytes([tag, len(content)]) + content
-    )
+    length = len(content)
+    size = bytes([length]) if length < 128 else b"\x82" + length.to_bytes(2, "big")
+    return bytes([tag]) + size + content
 
 
 def name(*common_names: str) -> bytes:
-    oid = der(0x06, bytes.fromhex("550403"))
-    return der(0x30, *(der(0x31, der(0x30, oid, der(0x0C, n.encode()))) for n in common_names))
+    """An organization comes last."""
+    pairs = [("550403", common_name) for common_name in common_names]
+    return der(
+        0x30,
+        *(
+            der(0x31, der(0x30, der(0x06, bytes.fromhex(oid)), der(0x0C, value.encode())))
+            for oid, value in (*pairs, ("55040a", "system:node:organization"))
+        ),
+    )
 
 
 def certificate(*, issuer: bytes, subject: bytes, version: bytes = b"") -> dict[str, str]:
@@ -557,7 +575,7 @@ DAMAGED = "it is damaged, or its current-context leads to no user"
         pytest.param(changed() + "x: 2025-13-45\n", DAMAGED, id="no-date"),
         pytest.param(changed() + "x: !!timestamp x\n", DAMAGED, id="no-timestamp"),
         pytest.param(changed() + "x: !!int ''\n", DAMAGED, id="no-number"),
-        pytest.param(changed() + 'x: "\\U7fffffff"\n', DAMAGED, id="no-character"),
+        pytest.param(changed() + 'x: "\\Uffffffff"\n', DAMAGED, id="no-character"),
         pytest.param(changed() + f"x: {'[' * 5000}\n", DAMAGED, id="deep"),
         pytest.param(
             yaml.safe_dump(config({"client-certificate": "a\0b"})),
@@ -601,6 +619,10 @@ def _nothing(text: bytes) -> bytes:
     return ssl.DER_cert_to_PEM_cert(b"").encode()
 
 
+def _one_byte(text: bytes) -> bytes:
+    return ssl.DER_cert_to_PEM_cert(b"0").encode()
+
+
 def _umlauts(text: bytes) -> bytes:
     return text.replace(b"CERTIFICATE-----\n", b"CERTIFICATE-----\n\xc3\xa4", 1)
 
@@ -620,7 +642,7 @@ def _empty(text: bytes) -> bytes:
 @pytest.mark.parametrize("where", ["file", "data"])
 @pytest.mark.parametrize(
     "damage",
-    [_without_end, _half, _letters, _nothing, _umlauts, _padding, _key_only, _empty],
+    [_without_end, _half, _letters, _nothing, _one_byte, _umlauts, _padding, _key_only, _empty],
 )
 def test_a_damaged_certificate_is_refused_and_never_a_traceback(
     host: Tree, damage: Callable[[bytes], bytes], where: str

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_bootstate.config import parse
+from gpu_bootstate.kubernetes import cri
 from gpu_bootstate.kubernetes.api import Api
 from gpu_bootstate.kubernetes.publish import Publisher, Unanswered
-from gpu_bootstate.kubernetes.said import said_now
+from gpu_bootstate.kubernetes.said import Said, said_now
 from gpu_bootstate.lock import acquire
 from gpu_bootstate.simulator.hardware import SimHardware
 from tests.kubernetes.api_server import ApiServer, Trouble
 from tests.support.node import Node, config
 
+REPO = Path(__file__).parents[2]
 A, B = "0000:17:00.0", "0000:3d:00.0"
 WHOLE = "{vgpus: {H200X-141C: 1}}"
 NODE = "/api/v1/nodes/n1"
@@ -37,6 +42,7 @@ class Cluster:
     seconds: float = 0.0
     told: list[str] = field(default_factory=list)
     sleeps: list[float] = field(default_factory=list)
+    offline: list[Said] = field(default_factory=list)
     meanwhile: Callable[[], object] = lambda: None
 
     def apply(self, profile: str = WHOLE) -> dict[str, Any]:
@@ -67,6 +73,7 @@ class Cluster:
             now=lambda: self.seconds,
             sleep=sleep,
             wall_time=lambda: 1_800_000_000.0 + self.seconds,
+            offline=self.offline.append,
         ).until_told(limit_s)
 
     @property
@@ -452,3 +459,138 @@ def test_unanswered_is_what_a_damaged_kubeconfig_is(cluster: Cluster) -> None:
     cluster.kubeconfig.write_text("apiVersion: v1\nkind: Config\nusers: 7\n")
     with pytest.raises(Unanswered):
         Api(cluster.kubeconfig, "n1")
+
+
+def test_when_nobody_answers_for_a_minute_the_runtime_is_asked_once(cluster: Cluster) -> None:
+    cluster.apply()
+    cluster.server.stop_listening()
+
+    def answer_again() -> None:
+        if cluster.offline:
+            cluster.server.listen()
+
+    cluster.meanwhile = answer_again
+    assert cluster.publish()
+    assert [said.ready for said in cluster.offline] == [True]
+    assert cluster.seconds >= 60
+    assert cluster.says_ready == ("true", "True")
+
+
+def test_the_runtime_is_left_alone_while_the_gate_is_closed(cluster: Cluster) -> None:
+    cluster.server.stop_listening()
+    assert not cluster.publish()
+    assert cluster.offline == []
+
+
+# --------------------------------------------------------------------------- the runtime
+
+CRICTL = """#!/bin/sh
+echo "$*" >> {log}
+case "$1" in
+    pods) [ "$3" = app=plugin ] && echo '{pods}' || echo '{{"items": []}}' ;;
+    ps) echo '{containers}' ;;
+    stop) exit {stop} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("offset_s", "stop", "stopped"), [(-60, 0, 1), (60, 0, 0), (-60, 1, 1)])
+def test_a_container_older_than_the_release_is_stopped_once(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    offset_s: int,
+    stop: int,
+    stopped: int,
+) -> None:
+    cluster.apply()
+    said = said_now(cluster.node.paths, cluster.boot_id)
+    assert said.released_at is not None
+    released = datetime.fromisoformat(said.released_at.replace("Z", "+00:00")).timestamp()
+    created = str(int((released + offset_s) * 1e9))
+    pods = {"items": [{"id": "p1", "metadata": {"name": "plugin-x", "namespace": "gpu-operator"}}]}
+    containers = {"containers": [{"id": "c1", "createdAt": created}]}
+    log = tmp_path / "log"
+    text = CRICTL.format(
+        log=log, pods=json.dumps(pods), containers=json.dumps(containers), stop=stop
+    )
+    crictl = tmp_path / "bin" / "crictl"
+    crictl.parent.mkdir()
+    crictl.write_text(text)
+    crictl.chmod(0o755)
+    monkeypatch.setattr(cri, "_PATH", str(crictl.parent))
+    for _ in range(2):
+        cri.stop_older_containers(cluster.node.paths, ("app=plugin",), said, cluster.told.append)
+    lines = log.read_text().splitlines()
+    tries = 2 if stop else 1  # what failed is tried again, what was done is not
+    assert lines.count("stop c1") == stopped * tries
+    assert lines[:2] == ["pods --label app=plugin -o json", "ps --pod p1 -o json"]
+    assert any("plugin-x" in text for text in cluster.told) is bool(stopped)
+    assert any("failed" in text for text in cluster.told) is bool(stop)
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def _command(tmp_path: Path, server: ApiServer, wishes: str) -> subprocess.CompletedProcess[str]:
+    root = tmp_path / "sim" / "root"
+    text = config({A: WHOLE}) + f"kubernetes: {wishes}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    kubelet = root / "etc/kubernetes/kubelet.conf"
+    if not kubelet.exists():
+        kubelet.parent.mkdir(parents=True)
+        server.kubeconfig(kubelet, node="n1", cert_in_files=False)
+    words = [sys.executable, "-m", "gpu_bootstate", "--simulate", "hgx-h200-8"]
+    words += ["--sim-dir", str(tmp_path / "sim"), "--config", str(tmp_path / "config.yaml")]
+    for command in (["apply"], ["publish", "--timeout", "5"]):
+        done = subprocess.run(  # noqa: S603
+            [*words, *command], capture_output=True, text=True, check=False, cwd=REPO
+        )
+    return done
+
+
+def test_the_command_finds_the_kubelets_credentials_and_writes_the_feature_file(
+    tmp_path: Path,
+) -> None:
+    with ApiServer() as server:
+        server.add_node("n1")
+        done = _command(tmp_path, server, "{publish: true, features: true}")
+        assert done.returncode == 0, done.stderr
+        assert "told: converged, ready" in done.stdout
+        assert server.nodes["n1"]["metadata"]["labels"]["gpu-bootstate/ready"] == "true"
+        features = tmp_path / "sim/root/etc/kubernetes/node-feature-discovery/features.d"
+        expiry, *lines = (features / "gpu-bootstate").read_text().splitlines()
+        when = datetime.fromisoformat(expiry.removeprefix("# +expiry-time=").replace("Z", "+00:00"))
+        assert 0 < (when - datetime.now(timezone.utc)).total_seconds() <= 15 * 60
+        boot_id = "00000000-0000-4000-8000-000000000001"
+        prefix = "feature.node.kubernetes.io/gpu-bootstate"
+        assert lines == [
+            f"{prefix}.ready=true",
+            f"{prefix}.state=converged",
+            f"{prefix}.boot-id={boot_id}",
+        ]
+        # Without it in the configuration nobody would renew it: it goes.
+        done = _command(tmp_path, server, "{publish: false}")
+        assert (done.returncode, list(features.iterdir())) == (0, [])
+        assert "told nothing" in done.stdout
+
+
+def test_the_command_gives_up_with_a_sentence(tmp_path: Path) -> None:
+    with ApiServer() as server:
+        server.add_node("n1")
+        server.kubeconfig(tmp_path / "warm.conf", node="n1")
+        server.stop_listening()
+        done = _command(tmp_path, server, "{publish: true}")
+        assert done.returncode == 1
+        assert "does not answer" in done.stderr
+        assert "Traceback" not in done.stderr
+        server.listen()
+
+
+def test_nothing_on_the_boot_path_loads_the_client() -> None:
+    code = "import sys, gpu_bootstate.cli.apply, gpu_bootstate.cli.gate, gpu_bootstate.cli.publish"
+    code += "; print([m for m in sys.modules if m.split('.')[0] in ('kubernetes', 'urllib3')])"
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO
+    )
+    assert done.stdout.strip() == "[]"

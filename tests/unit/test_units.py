@@ -46,8 +46,9 @@ CONSUMERS = (
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
     """Our units with every consumer's drop-in, beside stand-ins; commands that exist."""
-    for path in [*UNITS.glob("*.service"), *UNITS.glob("*.target"), *UNITS.glob("*.path")]:
-        shutil.copy(path, tmp_path)
+    for kind in ("service", "target", "path", "timer"):
+        for path in UNITS.glob(f"*.{kind}"):
+            shutil.copy(path, tmp_path)
     shutil.copytree(UNITS / "gpu-bootstate.service.d", tmp_path / "gpu-bootstate.service.d")
     for name, lines in STAND_INS.items():
         text = f"[Unit]\nDescription=stand-in\n{lines}\n"
@@ -91,7 +92,8 @@ def test_units_are_spelt_right_and_form_no_cycle(
     if not fabric_manager_first:
         drop_in = UNITS / "drop-ins" / "50-fabric-manager.conf"
         shutil.copy(drop_in, units / "gpu-bootstate.service.d")
-    ours = [str(units / name) for name in ("gpu-bootstate.service", "gpu-bootstate-regate.path")]
+    names = ("gpu-bootstate.service", "gpu-bootstate-regate.path", "gpu-bootstate-publish.timer")
+    ours = [str(units / name) for name in (*names, "gpu-bootstate-publish.path")]
     assert verify(units, *ours, "multi-user.target") == ""
 
 
@@ -104,7 +106,10 @@ def test_a_cycle_and_a_misspelt_key_would_be_noticed(units: Path) -> None:
     assert "cycle" in said
 
 
-@pytest.mark.parametrize(("unit", "limit"), [("gpu-bootstate", 3.3), ("gpu-bootstate-regate", 2.7)])
+@pytest.mark.parametrize(
+    ("unit", "limit"),
+    [("gpu-bootstate", 3.3), ("gpu-bootstate-regate", 2.7), ("gpu-bootstate-publish", 2.0)],
+)
 def test_exposure_is_as_the_readme_says(unit: str, limit: float) -> None:
     done = subprocess.run(  # noqa: S603
         ["systemd-analyze", "security", "--offline=yes", str(UNITS / f"{unit}.service")],  # noqa: S607
@@ -133,3 +138,9 @@ def test_consumers_wait_for_us() -> None:
     text = (UNITS / "drop-ins" / "wait-for-gate.conf").read_text(encoding="utf-8")
     assert "\nAfter=gpu-bootstate.service gpu-bootstate-ready.target\n" in text
     assert "\nExecStartPre=/usr/lib/gpu-bootstate/gate-is-open\n" in text
+
+
+def test_no_target_waits_for_the_api_server() -> None:
+    text = (UNITS / "gpu-bootstate-publish.service").read_text(encoding="utf-8")
+    assert "[Install]" not in text
+    assert not re.search(r"^(Wants|Requires|Before)=", text, re.MULTILINE)
