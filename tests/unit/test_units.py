@@ -144,3 +144,5 @@ def test_no_target_waits_for_the_api_server() -> None:
     text = (UNITS / "gpu-bootstate-publish.service").read_text(encoding="utf-8")
     assert "[Install]" not in text
     assert not re.search(r"^(Wants|Requires|Before)=", text, re.MULTILINE)
+    # The start of a oneshot is a job until it ends, and systemd's boot is over when no job is left.
+    assert "Type=exec\n" in text
