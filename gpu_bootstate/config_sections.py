@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from gpu_bootstate.config_values import Reader
 from gpu_bootstate.model import (
+    STATE_LABELS,
     Bdf,
     GateFile,
     Kubernetes,
@@ -430,11 +431,6 @@ _KUBERNETES_KEYS = (
     "operands",
     "restart",
 )
-# Only these two tools have a state label of the same three words (operator-path.md 1.6, 5.6).
-STATE_LABELS = {
-    "nvidia.com/vgpu.config.state": "nvidia.com/gpu.deploy.vgpu-device-manager",
-    "nvidia.com/mig.config.state": "nvidia.com/gpu.deploy.mig-manager",
-}
 # Operands that a vm-vgpu node can have (operator-path.md 2.1).
 _OPERANDS = (
     "sandbox-device-plugin",

@@ -205,6 +205,14 @@ class GateFile:
     mark: Mark
 
 
+# A label of another tool that says pending, success or failed, and the label that switches that tool
+# on. No others have these three words (operator-path.md 1.6, 5.6).
+STATE_LABELS = {
+    "nvidia.com/vgpu.config.state": "nvidia.com/gpu.deploy.vgpu-device-manager",
+    "nvidia.com/mig.config.state": "nvidia.com/gpu.deploy.mig-manager",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
     """What `publish` tells the cluster. None of it decides anything on the node."""

@@ -14,9 +14,8 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from typing import Any, Protocol
 
-from gpu_bootstate.config_sections import STATE_LABELS
 from gpu_bootstate.kubernetes.said import Said, camel
-from gpu_bootstate.model import Kubernetes
+from gpu_bootstate.model import STATE_LABELS, Kubernetes
 
 _PREFIX = "gpu-bootstate/"  # outside kubernetes.io and k8s.io: a kubelet may set it
 READY, STATE, BOOT_ID = f"{_PREFIX}ready", f"{_PREFIX}state", f"{_PREFIX}boot-id"

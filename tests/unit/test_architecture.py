@@ -73,6 +73,15 @@ def test_nvml_and_udev_are_imported_under_hardware_only() -> None:
         assert not {"pynvml", "pyudev"} & {name.split(".")[0] for name in _imports(path)}, path
 
 
+def test_the_client_library_is_imported_in_one_module() -> None:
+    taken = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in _modules()
+        if {"kubernetes", "urllib3"} & {name.split(".")[0] for name in _imports(path)}
+    }
+    assert taken == {"kubernetes/api.py"}
+
+
 def test_only_the_command_line_chooses_between_real_and_simulated() -> None:
     for path in _modules():
         if any(path.is_relative_to(PACKAGE / folder) for folder in ("cli", "simulator")):
