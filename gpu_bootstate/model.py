@@ -205,7 +205,7 @@ class GateFile:
     mark: Mark
 
 
-# A label of another tool that says pending, success or failed, and the label that switches that tool
+# A label of another tool that says pending, success or failed, and the one that switches that tool
 # on. No others have these three words (operator-path.md 1.6, 5.6).
 STATE_LABELS = {
     "nvidia.com/vgpu.config.state": "nvidia.com/gpu.deploy.vgpu-device-manager",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import click
 
@@ -43,14 +44,25 @@ def command(where: Where, *, timeout: float) -> None:
     with where.hardware(Policy()) as hw:
         boot_id = hw.boot_id()
 
+    written: Said | None = None
+
     def look() -> Said:
-        return said_now(where.paths, boot_id)
+        """Also to node-feature-discovery, which does not wait for the API server to answer us."""
+        nonlocal written
+        said = said_now(where.paths, boot_id)
+        if wishes.features and said != written:
+            write_features(where.paths, said, time.time())
+            written = said
+        return said
 
     with told_when_unwritable("the feature file"):
-        if wishes.features:
-            write_features(where.paths, look(), time.time())
-        else:
+        if not wishes.features:
             remove_features(where.paths)
+        look()
+        _publish(where, wishes, look, timeout)
+
+
+def _publish(where: Where, wishes: Kubernetes, look: Callable[[], Said], timeout_s: float) -> None:
     if not wishes.publish:
         click.echo("`kubernetes: publish` is off: the API server is told nothing")
         return
@@ -64,7 +76,7 @@ def command(where: Where, *, timeout: float) -> None:
         wall_time=time.time,
         offline=lambda said: stop_older_containers(where.paths, wishes.restart, said, _say),
     )
-    if not publisher.until_told(timeout):
+    if not publisher.until_told(timeout_s):
         raise SystemExit(Condition.FAILED.exit_code)
     click.echo(f"told: {look().state}, {'ready' if look().ready else 'not ready'}")
 

@@ -99,23 +99,23 @@ def test_a_validator_that_crash_loops_does_not_win(up: Node, shows: Shows) -> No
         lambda: up.said("validator.service").count("validator finds no mdev") >= 6, 120, "6 starts"
     )
     up.check("systemctl stop validator.service")
-    up.machine.wait_for(lambda: up.exists(READY), 60, "the file")
+    up.machine.wait_for(lambda: up.exists(READY), 150, "the file")
     assert up.show("plugin.service", "MainPID") == before
     shows("a validator that deletes the file at each of its starts: it is back after each")
     up.check(f"rm -f {VALIDATIONS}/*")  # its preStop hook
-    up.machine.wait_for(lambda: up.exists(READY), 60, "the files after a wipe")
+    up.machine.wait_for(lambda: up.exists(READY), 150, "the files after a wipe")
     assert up.check(f"cat {VALIDATIONS}/workload-type") == "vm-vgpu"
     up.check(f"rm -rf {VALIDATIONS}")  # CLEANUP_ALL
-    up.machine.wait_for(lambda: up.exists(READY), 60, "the directory")
+    up.machine.wait_for(lambda: up.exists(READY), 150, "the directory")
     up.check(f"rm {READY}")
-    up.machine.wait_for(lambda: up.exists(READY), 60, "the file in the new directory")
+    up.machine.wait_for(lambda: up.exists(READY), 150, "the file in the new directory")
     shows("files wiped, then the directory itself removed: all back, and the new one is watched")
 
 
 def test_what_is_deleted_stays_away_when_it_is_no_longer_true(up: Node, shows: Shows) -> None:
     up.check("gpu-bootstate simulate reload-driver")  # the vGPUs are gone
     up.check("systemctl start --no-block validator.service")
-    up.machine.wait_for(lambda: not up.exists("/run/gpu-bootstate/ready"), 90, "the gate's end")
+    up.machine.wait_for(lambda: not up.exists("/run/gpu-bootstate/ready"), 150, "the gate's end")
     up.check("systemctl stop validator.service; systemctl restart plugin.service; sleep 5")
     assert not up.exists(READY)
     assert found(up) == ["plugin finds 14 vGPUs"], "it waits"
