@@ -594,3 +594,35 @@ def test_nothing_on_the_boot_path_loads_the_client() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_token_from_an_exec_plugin_is_a_kubelet_too(tmp_path: Path) -> None:
+    """As on EKS: the kubeconfig names a program that prints a token."""
+    with ApiServer(tokens={"fresh": "system:node:n1"}) as server:
+        server.add_node("n1")
+        plugin = server.exec_plugin(tmp_path / "token", "fresh")
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", exec_command=plugin)
+        assert Api(kubeconfig, "n1").node()["metadata"]["name"] == "n1"
+        stale = server.exec_plugin(tmp_path / "stale", "expired")
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig2", exec_command=stale)
+        with pytest.raises(Unanswered):
+            Api(kubeconfig, "n1").node()
+
+
+def test_a_renewed_client_certificate_is_taken_at_the_next_try(cluster: Cluster) -> None:
+    """The kubelet writes the new one to the same file."""
+    cluster.server.kubeconfig(cluster.kubeconfig, node="n1", expired=True)
+    cluster.meanwhile = lambda: cluster.server.kubeconfig(cluster.kubeconfig, node="n1")
+    assert cluster.publish()
+    assert len(cluster.sleeps) == 1
+    assert cluster.says_ready == ("false", "False")
+
+
+def test_kubectl_reads_what_was_written(cluster: Cluster) -> None:
+    cluster.apply()
+    assert cluster.publish()
+    path = "{.metadata.labels.gpu-bootstate/ready} {.status.conditions[1].type}"
+    words = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), "get", "node", "n1"]
+    words += ["-o", f"jsonpath={path}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.stdout == "true GpuBootstateReady", done.stderr
