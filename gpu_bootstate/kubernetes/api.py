@@ -15,6 +15,7 @@ from kubernetes import client, config
 from gpu_bootstate.kubernetes.publish import Conflict, Forbidden, Gone, Unanswered
 
 _CONNECT_S, _READ_S = 5.0, 15.0
+_FOR_GOOD = (400, 403, 405, 413, 415, 422)  # the same request gets the same answer
 
 
 class Api:
@@ -84,7 +85,7 @@ class Api:
 
 def _explained(err: client.ApiException) -> Exception:
     text = f"{err.status} {err.reason}: {_message(err)}"
-    if err.status == 403:
+    if err.status in _FOR_GOOD:
         return Forbidden(text)
     if err.status == 404:
         return Gone(text)

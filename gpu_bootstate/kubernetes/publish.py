@@ -43,7 +43,7 @@ class Conflict(Unanswered):
 
 
 class Forbidden(Exception):
-    """These credentials may not do it, and will not be allowed to by waiting."""
+    """Refused, and waiting will not change it: the credentials may not, or the request is bad."""
 
 
 class Gone(Exception):
@@ -116,6 +116,8 @@ class Publisher:
             except Forbidden as err:
                 self._say(f"the API server refuses: {err}")
                 return False
+            except (AttributeError, KeyError, TypeError) as err:
+                trouble = Unanswered(f"the API server's answer is not understood: {err!r}")
             except Gone as gone:
                 trouble = Unanswered(f"the Node is not there ({gone}); the kubelet makes it")
             if not alone and self._now() - started >= _OFFLINE_S:
@@ -297,9 +299,10 @@ def _differing(there: Mapping[str, str], wanted: Mapping[str, str | None]) -> di
 def _held(annotations: Mapping[str, str]) -> Iterator[str]:
     try:
         told = json.loads(annotations.get(HELD, "{}"))["operands"]
-        yield from (operand for operand in told if isinstance(operand, str))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return
+    if isinstance(told, list):
+        yield from (operand for operand in told if isinstance(operand, str))
 
 
 def _older(pod: Mapping[str, Any], released_at: str) -> bool:

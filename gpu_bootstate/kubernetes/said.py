@@ -100,7 +100,8 @@ def _trouble(told: Mapping[str, Any], pf: str | None) -> Trouble:
 def _released_at(paths: Paths, ready: Mapping[str, Any], boot_id: str) -> str | None:
     """A GPU's gate is written anew only after a change of it, or where somebody deleted it."""
     names = ready.get("open")
-    records = [read_json(paths.run_dir / "gpus" / f"{pf}.json") or {} for pf in names or ()]
+    pfs = [pf for pf in names if isinstance(pf, str)] if isinstance(names, list) else []
+    records = [read_json(paths.run_dir / "gpus" / f"{pf}.json") or {} for pf in pfs]
     times = [str(each.get("verified_at")) for each in records if each.get("boot_id") == boot_id]
     return max(times, default=None)
 
@@ -112,7 +113,7 @@ def _dicts(value: object) -> tuple[Mapping[str, Any], ...]:
 
 
 def _is_condition(value: object) -> bool:
-    return value in {condition.value for condition in Condition}
+    return isinstance(value, str) and value in {condition.value for condition in Condition}
 
 
 def camel(word: str) -> str:

@@ -19,6 +19,7 @@ from gpu_bootstate.kubernetes.api import Api
 from gpu_bootstate.kubernetes.publish import Publisher, Unanswered
 from gpu_bootstate.kubernetes.said import Said, said_now
 from gpu_bootstate.lock import acquire
+from gpu_bootstate.model import Bdf
 from gpu_bootstate.simulator.hardware import SimHardware
 from tests.kubernetes.api_server import ApiServer, Trouble
 from tests.support.node import Node, config
@@ -626,3 +627,61 @@ def test_kubectl_reads_what_was_written(cluster: Cluster) -> None:
     words += ["-o", f"jsonpath={path}"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
     assert done.stdout == "true GpuBootstateReady", done.stderr
+
+
+# --------------------------------------------------------------------------- damage
+
+NONSENSE: list[object] = [None, 7, "x", [], [None], [[]], {}, {"a": None}, -1.5, True, [{"pf": []}]]
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("status", key) for key in ("progress", "condition", "gpus", "findings", "summary")),
+        *(("ready", key) for key in ("open", "boot_id")),
+        ("gpu", "verified_at"),
+    ],
+)
+def test_damaged_files_are_no_traceback_and_no_release(
+    cluster: Cluster, name: str, key: str, value: object
+) -> None:
+    cluster.apply()
+    paths = cluster.node.paths
+    path = {
+        "status": paths.status,
+        "ready": paths.ready,
+        "gpu": paths.gpu_gate(Bdf.parse(A)),
+    }[name]
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    said = said_now(paths, cluster.boot_id)
+    assert said.ready is (key != "boot_id")
+    assert json.dumps([said.state, said.reason, said.message, said.gpus])
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=repr)
+@pytest.mark.parametrize("part", ["metadata", "status"])
+def test_an_answer_that_makes_no_sense_is_a_sentence(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, part: str, value: object
+) -> None:
+    node = Api.node
+    monkeypatch.setattr(Api, "node", lambda self: {**node(self), part: value})
+    cluster.publish(limit_s=5)
+    assert all("\n" not in text for text in cluster.told)
+
+
+@pytest.mark.parametrize("value", [json.dumps(each) for each in NONSENSE] + ["{", "[" * 5000])
+def test_a_damaged_note_of_what_we_hold_opens_nothing(cluster: Cluster, value: str) -> None:
+    cluster.wishes = "{publish: true, operands: [sandbox-device-plugin]}"
+    cluster.label(sandbox_device_plugin="false")
+    metadata = cluster.server.nodes["n1"]["metadata"]
+    metadata["annotations"] = {"gpu-bootstate/held-operands": value}
+    cluster.apply()
+    assert cluster.publish()
+    assert cluster.operand("sandbox-device-plugin") == "false"
+
+
+def test_what_the_server_finds_wrong_is_not_asked_over_and_over(cluster: Cluster) -> None:
+    cluster.server.trouble(Trouble("PATCH", NODE, times=9, status=422))
+    assert not cluster.publish()
+    assert cluster.sleeps == []
