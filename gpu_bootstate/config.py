@@ -57,6 +57,7 @@ from gpu_bootstate.yaml_marks import MAX_SIZE, Node, Scalar, Table, abridge, rea
 VERSION = "v1"
 
 _TOP_KEYS = ("version", "profiles", "gpus", "policy", "gate", "kubernetes")
+GEOMETRY_KEYS = ("version", "profiles", "gpus")
 
 
 def parse(text: str, name: str) -> DesiredState:
@@ -76,14 +77,36 @@ def load(paths: Paths, explicit: Path | None = None) -> DesiredState:
     if explicit is not None:
         assembly.add_file(explicit, may_be_empty=False)
         return assembly.finish()
-    found = _drop_ins(paths.drop_in_dirs, assembly.problems)
+    for path in _files(paths, assembly.problems):
+        assembly.add_file(path, may_be_empty=path != paths.config)
+    return assembly.finish()
+
+
+def load_with(paths: Paths, drop_in: Path, text: str, name: str) -> DesiredState:
+    """What `load` would give with ``text`` in the place of that drop-in of /etc.
+
+    ``name`` is how marks call it. It may say what the GPUs are to be and nothing else: stopping
+    units or writing gate files is for this host's root to order. Raises ConfigInvalid.
+    """
+    assembly = _Assembly()
+    files = [path for path in _files(paths, assembly.problems) if path.name != drop_in.name]
+    # The main file is first, whatever its name; drop-ins go by name.
+    before = [path for path in files if path == paths.config or path.name < drop_in.name]
+    for path in before:
+        assembly.add_file(path, may_be_empty=path != paths.config)
+    assembly.add(text, name, may_be_empty=False, keys=GEOMETRY_KEYS)
+    for path in files[len(before) :]:
+        assembly.add_file(path, may_be_empty=True)
+    return assembly.finish()
+
+
+def _files(paths: Paths, problems: ProblemList) -> list[Path]:
+    found = _drop_ins(paths.drop_in_dirs, problems)
     # A link to nothing is not the same as no file.
     if os.path.lexists(paths.config):
         found.insert(0, paths.config)
-    _check_writers(found, assembly.problems)
-    for path in found:
-        assembly.add_file(path, may_be_empty=path != paths.config)
-    return assembly.finish()
+    _check_writers(found, problems)
+    return found
 
 
 # --------------------------------------------------------------------------- files
@@ -209,7 +232,9 @@ class _Assembly:
         else:
             self.add(text, _name(path), may_be_empty=may_be_empty)
 
-    def add(self, text: str, name: str, *, may_be_empty: bool) -> None:
+    def add(
+        self, text: str, name: str, *, may_be_empty: bool, keys: Sequence[str] = _TOP_KEYS
+    ) -> None:
         self._files.append(name)
         root = read(text, name, self.problems)
         if root is None:
@@ -220,7 +245,7 @@ class _Assembly:
                 mark = Mark(name, 1, 1)
                 self.problems.add(mark, "", "the file is empty", want=f"version: {VERSION}")
             return
-        table = self._reader.table(root, "", _TOP_KEYS)
+        table = self._reader.table(root, "", keys)
         if table is None or not self._version_is_known(table):
             self._whole = False
             return

@@ -64,3 +64,13 @@ class Paths:
         """For node-feature-discovery."""
         directory = "/etc/kubernetes/node-feature-discovery/features.d"
         return self.at(f"{directory}/gpu-bootstate")
+
+    @property
+    def fleet_dir(self) -> Path:
+        """The cluster's named profiles, as the DaemonSet copies them."""
+        return self.at("/etc/gpu-bootstate/fleet")
+
+    @property
+    def fleet_drop_in(self) -> Path:
+        """The profile that this node has."""
+        return self.at("/etc/gpu-bootstate/config.d/80-fleet.yaml")

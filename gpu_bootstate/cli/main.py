@@ -18,6 +18,7 @@ _COMMANDS = {
     "apply": ("gpu_bootstate.cli.apply", "Bring the node to what the configuration says."),
     "check": ("gpu_bootstate.cli.check", "Say whether the configuration can work."),
     "export": ("gpu_bootstate.cli.export", "Print a configuration that describes the live state."),
+    "fleet": ("gpu_bootstate.cli.fleet", "Bring the node to the profile that the cluster names."),
     "gate": ("gpu_bootstate.cli.gate", "Verify afresh and hold the readiness gate accordingly."),
     "plan": ("gpu_bootstate.cli.plan", "Show what `apply` would do, and why."),
     "publish": ("gpu_bootstate.cli.publish", "Tell the cluster what this node is."),

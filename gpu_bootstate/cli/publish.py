@@ -69,7 +69,7 @@ def _publish(where: Where, wishes: Kubernetes, look: Callable[[], Said], timeout
     publisher = Publisher(
         wishes,
         look=look,
-        connect=lambda: _connect(where, wishes),
+        connect=lambda: connect(where, wishes),
         tell=_say,
         now=time.monotonic,
         sleep=time.sleep,
@@ -85,7 +85,7 @@ def _say(text: str) -> None:
     click.echo(f"gpu-bootstate: {text}", err=True)
 
 
-def _connect(where: Where, wishes: Kubernetes) -> NodeApi:
+def connect(where: Where, wishes: Kubernetes) -> NodeApi:
     """Anew for each try: the kubelet renews its certificate, and may not have it at first."""
     from gpu_bootstate.kubernetes.credentials import NoCredentials, find
 

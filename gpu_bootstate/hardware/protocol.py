@@ -159,6 +159,9 @@ class Hardware(Protocol):
     def start_unit(self, unit: str) -> None:
         """Queue a start and return; the unit may be ordered after us, so nobody waits for it."""
 
+    def reload_unit(self, unit: str) -> None:
+        """Queue a reload, or a start where it is not active; does not wait for it."""
+
     def reboot(self) -> None:
         """Ask systemd for an orderly reboot of the node and return."""
 

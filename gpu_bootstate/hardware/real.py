@@ -243,6 +243,9 @@ class RealHardware:
     def start_unit(self, unit: str) -> None:
         units.queue_job(self._runner, "start", unit, timeout_s=self._limits.call_s)
 
+    def reload_unit(self, unit: str) -> None:
+        units.queue_job(self._runner, "reload-or-restart", unit, timeout_s=self._limits.call_s)
+
     def reboot(self) -> None:
         units.reboot(self._runner, timeout_s=self._limits.call_s)
 

@@ -49,7 +49,7 @@ def _state(unit: str, shown: dict[str, str]) -> UnitState:
 
 
 def queue_job(runner: Runner, verb: str, unit: str, *, timeout_s: float) -> None:
-    """``verb`` is start or stop. Raises HardwareError when systemd does not take the job."""
+    """``verb`` is systemctl's. Raises HardwareError when systemd does not take the job."""
     _ask(runner, f"{verb} {unit}", [verb, "--", unit], timeout_s)
 
 

@@ -23,7 +23,7 @@ _E = TypeVar("_E", bound=Enum)
 ALWAYS = 10**9
 
 TOOLS = frozenset({"sriov_manage", "reset_gpu"})
-_NODE_CHANGES = frozenset({"stop_unit", "start_unit", "reboot"})
+_NODE_CHANGES = frozenset({"stop_unit", "start_unit", "reload_unit", "reboot"})
 _GPU_CHANGES = TOOLS | {
     "bind_driver",
     "create_compute_instance",

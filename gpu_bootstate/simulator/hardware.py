@@ -68,6 +68,7 @@ LATENCY_S = {
     "set_vgpu_type": 0.2,
     "stop_unit": 0.1,
     "start_unit": 0.1,
+    "reload_unit": 0.1,
     "reboot": 0.1,
 }
 _READ_S = 0.0002
@@ -323,13 +324,17 @@ class SimHardware:
     def start_unit(self, unit: str) -> None:
         self._unit_job("start_unit", unit, "activating", "active")
 
+    def reload_unit(self, unit: str) -> None:
+        self._unit_job("reload_unit", unit, "reloading", "active")
+
     def _unit_job(self, verb: str, unit: str, during: str, after: str) -> None:
         def act(start: float, end: float) -> None:
             found = self._node.unit(unit, start)
             if found is None:
                 detail = f"Unit {unit} not loaded."
                 raise HardwareError(ErrorKind.NOT_FOUND, verb.replace("_", " "), detail=detail)
-            if found.active_state != after:  # else the job is done at once and changes nothing
+            # A start of what is active, and the like, is done at once and changes nothing.
+            if found.active_state != after or during == "reloading":
                 found.active_state = during
                 found.changes = [UnitChange(end + _UNIT_STOPS_S, after)]
 

@@ -42,6 +42,7 @@ PERSISTENCED = "nvidia-persistenced.service"
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
 VGPUD = "nvidia-vgpud.service"
 VGPU_MGR = "nvidia-vgpu-mgr.service"
+OURS = "gpu-bootstate.service"
 DCGM = "nvidia-dcgm.service"
 
 # Handles of the vGPU stack itself do not keep the tool or a reset away.
@@ -70,6 +71,7 @@ def new_node(name: str) -> SimNode:
         PERSISTENCED: SimUnit("active"),
         VGPUD: SimUnit("inactive", sub_state="dead"),
         VGPU_MGR: SimUnit("active"),
+        OURS: SimUnit("inactive", ran=False),
         DCGM: SimUnit("inactive", enabled=False, sub_state="dead", ran=False),
     }
     if spec.nvswitch:

@@ -306,6 +306,11 @@ def test_units_are_told_apart_and_stopped(subject: Subject) -> None:
     hw.start_unit("nvidia-vgpu-mgr.service")
     hw.sleep(1.0)
     assert hw.unit_state("nvidia-vgpu-mgr.service").is_active
+    hw.stop_unit("nvidia-vgpu-mgr.service")
+    hw.sleep(1.0)
+    hw.reload_unit("nvidia-vgpu-mgr.service")
+    hw.sleep(1.0)
+    assert hw.unit_state("nvidia-vgpu-mgr.service").is_active, "started: it was not active"
     with pytest.raises(HardwareError):
         hw.stop_unit("no-such.service")
 

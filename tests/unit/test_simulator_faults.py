@@ -128,6 +128,7 @@ def _changes(hw: SimHardware) -> dict[str, Callable[[], object]]:
         "set_mixed_size": lambda: hw.set_mixed_size(B, enabled=True, gi_id=None),
         "set_vgpu_type": lambda: hw.set_vgpu_type(vf, 1414, mdev_uuid=None),
         "stop_unit": lambda: hw.stop_unit(VGPU_MGR),
+        "reload_unit": lambda: hw.reload_unit("nvidia-dcgm.service"),
         "start_unit": lambda: hw.start_unit("nvidia-dcgm.service"),
         "reboot": hw.reboot,
         "reset_gpu": lambda: hw.reset_gpu(B, timeout_s=60.0),

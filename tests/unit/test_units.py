@@ -92,8 +92,10 @@ def test_units_are_spelt_right_and_form_no_cycle(
     if not fabric_manager_first:
         drop_in = UNITS / "drop-ins" / "50-fabric-manager.conf"
         shutil.copy(drop_in, units / "gpu-bootstate.service.d")
-    names = ("gpu-bootstate.service", "gpu-bootstate-regate.path", "gpu-bootstate-publish.timer")
-    ours = [str(units / name) for name in (*names, "gpu-bootstate-publish.path")]
+    names = ["gpu-bootstate.service", "gpu-bootstate-regate.path"]
+    for watcher in ("publish", "fleet"):
+        names += [f"gpu-bootstate-{watcher}.{kind}" for kind in ("path", "timer")]
+    ours = [str(units / name) for name in names]
     assert verify(units, *ours, "multi-user.target") == ""
 
 
@@ -108,7 +110,12 @@ def test_a_cycle_and_a_misspelt_key_would_be_noticed(units: Path) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "limit"),
-    [("gpu-bootstate", 3.3), ("gpu-bootstate-regate", 2.7), ("gpu-bootstate-publish", 2.0)],
+    [
+        ("gpu-bootstate", 3.3),
+        ("gpu-bootstate-regate", 2.7),
+        ("gpu-bootstate-publish", 2.0),
+        ("gpu-bootstate-fleet", 3.3),
+    ],
 )
 def test_exposure_is_as_the_readme_says(unit: str, limit: float) -> None:
     done = subprocess.run(  # noqa: S603
