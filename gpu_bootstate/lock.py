@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from gpu_bootstate.files import make_directory, read_json
 from gpu_bootstate.paths import Paths
@@ -27,14 +28,17 @@ class Busy(Exception):
 
 
 @contextmanager
-def acquire(paths: Paths, *, wait_s: float | None = 0.0) -> Iterator[None]:
-    """Hold the lock. Raises Busy when it is still taken after ``wait_s`` seconds (None: as long
-    as it takes), OSError when there can be no lock file.
+def acquire(
+    paths: Paths, *, wait_s: float | None = 0.0, file: Path | None = None
+) -> Iterator[None]:
+    """Hold the lock of runs, or that of ``file`` in the run directory. Raises Busy when it is still
+    taken after ``wait_s`` seconds (None: as long as it takes), OSError when there can be no lock
+    file.
 
     Children that are started by exec do not inherit it; a forked one would hold it on.
     """
     until = None if wait_s is None else time.monotonic() + max(wait_s, _PASSING_S)
-    descriptor = _locked(paths, until)
+    descriptor = _locked(paths, file or paths.lock, until)
     try:
         with contextlib.suppress(OSError):  # no room: the lock holds without a name, too
             os.ftruncate(descriptor, 0)
@@ -44,14 +48,14 @@ def acquire(paths: Paths, *, wait_s: float | None = 0.0) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(paths: Paths, until_s: float | None) -> int:
+def _locked(paths: Paths, file: Path, until_s: float | None) -> int:
     pause = _FIRST_PAUSE_S
     while True:
         # Made and opened for each attempt: the run directory may have been removed meanwhile.
         make_directory(paths.run_dir)
         # By root alone: whoever can read a file can also keep a flock on it.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(paths.lock, flags, 0o600)
+        descriptor = os.open(file, flags, 0o600)
         try:
             # A blocking flock could be ended only by a signal.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -44,6 +44,10 @@ class Paths:
         return self.run_dir / "lock"
 
     @property
+    def publish_lock(self) -> Path:
+        return self.run_dir / "publish.lock"
+
+    @property
     def ready(self) -> Path:
         return self.run_dir / "ready"
 

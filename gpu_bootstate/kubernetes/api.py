@@ -13,8 +13,10 @@ import urllib3
 from kubernetes import client, config
 
 from gpu_bootstate.kubernetes.publish import Conflict, Forbidden, Gone, Unanswered
+from gpu_bootstate.yaml_marks import abridge
 
 _CONNECT_S, _READ_S = 5.0, 15.0
+_LONGEST = 300  # characters of a message of the server
 _FOR_GOOD = (400, 403, 405, 413, 415, 422)  # the same request gets the same answer
 
 
@@ -29,10 +31,15 @@ class Api:
             config.load_kube_config(  # type: ignore[no-untyped-call]
                 str(kubeconfig), client_configuration=configuration
             )
-        except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as err:
-            raise Unanswered(f"{kubeconfig} cannot be used: {err}") from err
-        configuration.retries = False  # who calls decides when to try again
-        self._core = client.CoreV1Api(client.ApiClient(configuration))
+            configuration.retries = False  # who calls decides when to try again
+            _make_sendable(configuration)
+            self._core = client.CoreV1Api(client.ApiClient(configuration))
+        except OSError as err:
+            raise Unanswered(f"{kubeconfig} cannot be used: {err.strerror}") from None
+        # From None, and without the text: it may have parts of the file in it, and those are keys.
+        except Exception as err:
+            what = type(err).__name__
+            raise Unanswered(f"{kubeconfig} cannot be used: it is damaged ({what})") from None
 
     def node(self) -> dict[str, Any]:
         return self._ask(self._core.read_node, self.node_name)
@@ -66,20 +73,24 @@ class Api:
 
     def _ask(self, method: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
         try:
-            answer = method(
+            data = method(
                 *arguments,
                 **named,
                 _preload_content=False,
                 _request_timeout=(_CONNECT_S, _READ_S),
-            )
+            ).data
         except client.ApiException as err:
             raise _explained(err) from err
         except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise Unanswered(f"the API server does not answer: {err}") from err
-        try:
-            value = json.loads(answer.data)
+            raise Unanswered(f"the API server does not answer: {_short(str(err))}") from err
         except ValueError as err:
-            raise Unanswered(f"the API server's answer is no JSON: {err}") from err
+            # Its text may be that of a header, which is a token.
+            what = type(err).__name__
+            raise Unanswered(f"the request cannot be made or its answer read ({what})") from None
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            raise Unanswered("the API server's answer is no JSON") from None
         return value if isinstance(value, dict) else {}
 
 
@@ -97,11 +108,24 @@ def _explained(err: client.ApiException) -> Exception:
 
 def _message(err: client.ApiException) -> str:
     try:
-        return str(json.loads(err.body or "")["message"])
-    except (TypeError, ValueError, KeyError):
-        return str(err.body or "")[:200]
+        return _short(str(json.loads(err.body or "")["message"]))
+    except (TypeError, ValueError, KeyError, RecursionError):
+        return _short(str(err.body or ""))
+
+
+def _short(text: str) -> str:
+    return abridge(" ".join(text.split()), _LONGEST)
 
 
 def _retry_after_s(err: client.ApiException) -> float:
-    text = (err.headers or {}).get("Retry-After", "")
-    return min(float(text), 300.0) if text.isdigit() else 0.0
+    text = (err.headers or {}).get("Retry-After", "")[:9]
+    return min(float(text), 300.0) if text.isascii() and text.isdecimal() else 0.0
+
+
+def _make_sendable(configuration: client.Configuration) -> None:
+    """Raises ValueError for a token that no header can have. A file's last line ends in a break."""
+    configuration.refresh_api_key_hook = None  # it would put it back; each try reads the file anew
+    for name, value in configuration.api_key.items():
+        configuration.api_key[name] = value.strip()
+        if not (value.isascii() and value.strip().isprintable()):
+            raise ValueError

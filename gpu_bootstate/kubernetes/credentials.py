@@ -252,8 +252,10 @@ def _certificate_in(raw: bytes) -> tuple[str, str]:
         keys = ("client-certificate-data", "client-certificate")
         data, file = (user.get(key) or "" for key in keys)
     except yaml.YAMLError as err:
-        reason = abridge(" ".join(str(err).split()), 160)
-        raise _Unusable(f"it is not valid YAML: {reason}") from err
+        # Not its text: that shows the line, and the line may be a key.
+        mark = getattr(err, "problem_mark", None)
+        where = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise _Unusable(f"it is not valid YAML{where}") from None
     # PyYAML's own scanner and constructors, too, let int(), chr() and the like fail on odd values.
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
         data = file = None

@@ -13,12 +13,13 @@ from datetime import datetime
 from typing import Any
 
 from gpu_bootstate.files import read_json, write_json
-from gpu_bootstate.hardware.protocol import HardwareError
+from gpu_bootstate.hardware.protocol import ErrorKind, HardwareError
 from gpu_bootstate.hardware.runner import Runner
 from gpu_bootstate.kubernetes.said import Said
 from gpu_bootstate.paths import Paths
 
 _LIMIT_S = 30.0
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _NANO = 1_000_000_000
 # Where the distributions put it beside the usual places.
 _PATH = (
@@ -33,7 +34,7 @@ def stop_older_containers(
     """Once for each release, whatever the clocks say. What fails is told and left."""
     if not selectors or said.released_at is None:
         return
-    release = {"boot_id": said.boot_id, "released_at": said.released_at}
+    release = {"boot_id": said.boot_id, "release": said.release}
     record = paths.run_dir / "restarted.json"
     if read_json(record) == release:
         return
@@ -55,10 +56,16 @@ def stop_older_containers(
                         f"{name} read the vGPUs before {said.released_at}: its container is stopped"
                     )
                     _run(runner, [crictl, "stop", str(container["id"])])
-    except (HardwareError, KeyError, TypeError, ValueError) as err:
+    except HardwareError as err:
         tell(f"crictl: {err}")
         return
-    write_json(record, release)
+    except _NONSENSE as err:
+        tell(f"what crictl says is not understood ({type(err).__name__})")
+        return
+    try:
+        write_json(record, release)
+    except OSError as err:
+        tell(f"{record} cannot be written ({err.strerror}): the containers may be stopped again")
 
 
 def _asked(runner: Runner, words: list[str], key: str) -> list[dict[str, Any]]:
@@ -69,5 +76,5 @@ def _asked(runner: Runner, words: list[str], key: str) -> list[dict[str, Any]]:
 def _run(runner: Runner, words: list[str]) -> str:
     done = runner.run(words, timeout_s=_LIMIT_S)
     if done.timed_out or done.exit_code != 0:
-        raise ValueError(f"`{' '.join(words[:3])}` failed: {done.text}")
+        raise HardwareError(ErrorKind.UNKNOWN, " ".join(words[:3]), detail=done.text)
     return done.stdout

@@ -7,13 +7,13 @@ open. The Node's resourceVersion is in each patch: who changed it meanwhile is r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
-from hashlib import sha256
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from gpu_bootstate.kubernetes.events import NAMESPACE, timestamp, warning
 from gpu_bootstate.kubernetes.said import Said, camel
 from gpu_bootstate.model import STATE_LABELS, Kubernetes
 
@@ -21,13 +21,14 @@ _PREFIX = "gpu-bootstate/"  # outside kubernetes.io and k8s.io: a kubelet may se
 READY, STATE, BOOT_ID = f"{_PREFIX}ready", f"{_PREFIX}state", f"{_PREFIX}boot-id"
 STATUS = f"{_PREFIX}status"  # annotation: the state of each GPU, as JSON
 HELD = f"{_PREFIX}held-operands"  # annotation: what we closed, so that a crash forgets nothing
-RESTARTED = f"{_PREFIX}restarted-for"  # annotation: the release that consumers were restarted for
+RESTARTED = f"{_PREFIX}restarted-for"  # annotation: a release, and the pods that read before it
 CONDITION = "GpuBootstateReady"
 
 _OPERAND = "nvidia.com/gpu.deploy."
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 60.0
 _OFFLINE_S = 60.0
-_EVENT_NAMESPACE = "default"  # where events of Nodes are
+# What parsing an answer, or a certificate, that makes no sense comes to.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class Unanswered(Exception):
@@ -88,6 +89,8 @@ class Publisher:
         self._sleep = sleep
         self._wall_time = wall_time
         self._offline = offline
+        self._refused = False  # for good, some of what was told last
+        self._in_doubt = False
 
     def until_told(self, limit_s: float) -> bool:
         """True when the cluster has what is true now; False after ``limit_s``, or when it will not
@@ -99,15 +102,13 @@ class Publisher:
         while True:
             try:
                 said = self._look()
-                refused = self._tell(self._connect(), said)
-                if refused:
-                    return False
-                if said == self._look():
-                    return True
+                finished = self._tell(self._connect(), said)
+                if finished and said == self._look():
+                    return not self._refused
+                trouble = Unanswered("the node changes all the time")
                 pause = _PAUSE_S
-                continue  # it has changed meanwhile
             except Conflict as conflict:
-                trouble: Unanswered = conflict
+                trouble = conflict
             except Unanswered as unanswered:
                 trouble = unanswered
                 if str(unanswered) != last:
@@ -116,10 +117,14 @@ class Publisher:
             except Forbidden as err:
                 self._say(f"the API server refuses: {err}")
                 return False
-            except (AttributeError, KeyError, TypeError) as err:
-                trouble = Unanswered(f"the API server's answer is not understood: {err!r}")
             except Gone as gone:
                 trouble = Unanswered(f"the Node is not there ({gone}); the kubelet makes it")
+                if str(trouble) != last:
+                    last = str(trouble)
+                    self._say(last)
+            except _NONSENSE as err:
+                what = type(err).__name__
+                trouble = Unanswered(f"the API server's answer is not understood ({what})")
             if not alone and self._now() - started >= _OFFLINE_S:
                 said = self._look()
                 if said.ready:
@@ -133,29 +138,38 @@ class Publisher:
             pause = min(2 * pause, _PAUSE_MAX_S)
 
     def _tell(self, api: NodeApi, said: Said) -> bool:
-        """Whether the server refuses some of it for good."""
-        node = api.node()
-        parts: list[Callable[[], None]] = [
-            lambda: self._patch(api, node, said),
-            lambda: self._condition(api, node, said),
-            lambda: self._events(api, node, said),
-        ]
-        if said.ready:
-            parts = [
-                lambda: self._restart(api, node, said),
-                *parts[1:],
-                lambda: self._patch(api, api.node(), said),
-            ]
-        refused = False
+        """Whether all of it has been tried; not so where it stopped being true on the way.
+
+        Each part reads the Node for itself: what the one has written the other's version knows.
+        """
+        self._refused = False
+        if not said.ready:
+            # What takes back goes first, and what fails does not hold back the rest.
+            parts = [self._patch, self._condition, self._events]
+        else:
+            parts = [self._restart, self._condition, self._patch, self._events]
+        unanswered: Unanswered | None = None
         for part in parts:
             if said.ready and self._look() != said:
-                break  # nothing is released that is not true any more
+                return False  # nothing is released that is not true any more
             try:
-                part()
+                part(api, api.node(), said)
             except Forbidden as err:
                 self._say(f"the API server refuses: {err}")
-                refused = True
-        return refused
+                self._refused = True
+            except Unanswered as err:
+                if said.ready:
+                    raise
+                unanswered = unanswered or err
+        if unanswered is not None:
+            raise unanswered
+        return True
+
+    def _write(self, write: Callable[[dict[str, Any]], None], body: dict[str, Any]) -> None:
+        """Remembers a write without an answer: it may be carried out later."""
+        self._in_doubt = True
+        write(body)
+        self._in_doubt = False
 
     # ------------------------------------------------------------------ labels
 
@@ -175,8 +189,11 @@ class Publisher:
         wanted_labels |= operands
         wanted[HELD] = held
         if (label := self._wishes.state_label) is not None:
-            other_is_off = labels.get(STATE_LABELS[label]) == "false"
-            if other_is_off:
+            owner = STATE_LABELS[label]
+            # Closed by us it is no sign that its owner is off.
+            if labels.get(owner) == "false" and owner.removeprefix(_OPERAND) not in _held(
+                annotations
+            ):
                 wanted_labels[label] = said.three_words
         metadata: dict[str, Any] = {}
         if changed := _differing(labels, wanted_labels):
@@ -186,7 +203,7 @@ class Publisher:
         if not metadata:
             return
         metadata["resourceVersion"] = node["metadata"]["resourceVersion"]
-        api.patch_node({"metadata": metadata})
+        self._write(api.patch_node, {"metadata": metadata})
 
     def _operands(
         self, labels: Mapping[str, str], annotations: Mapping[str, str], said: Said
@@ -196,21 +213,25 @@ class Publisher:
         Only `true` and `false` are written, only `true` (or nothing) is closed, and only what we
         closed is opened: any other value is another tool's pause.
         """
-        ours = set(_held(annotations))
+        was = _held(annotations)
+        ours = {name: was[name] for name in was if labels.get(_OPERAND + name) == "false"}
         write: dict[str, str | None] = {}
         if said.ready:
-            for operand in ours:
-                if labels.get(_OPERAND + operand) == "false":
-                    write[_OPERAND + operand] = "true"
-            ours = set()
+            write = {_OPERAND + name: before for name, before in ours.items()}
+            ours = {}
         else:
-            for operand in self._wishes.operands:
-                if labels.get(_OPERAND + operand) in (None, "", "true"):
-                    write[_OPERAND + operand] = "false"
-                    ours.add(operand)
+            for name in self._wishes.operands:
+                value = labels.get(_OPERAND + name)
+                if value in (None, "", "true"):
+                    write[_OPERAND + name] = "false"
+                    # Of a node on which the operator deploys nothing the label is not there.
+                    ours[name] = "true" if value else None
         if not ours:
             return write, None
-        return write, json.dumps({"bootId": said.boot_id, "operands": sorted(ours)})
+        held = {"bootId": said.boot_id, "operands": sorted(ours)}
+        if absent := sorted(name for name, before in ours.items() if before is None):
+            held["absent"] = absent
+        return write, json.dumps(held)
 
     # ------------------------------------------------------------------ Condition and Events
 
@@ -225,35 +246,21 @@ class Publisher:
             "reason": camel(said.reason),
             "message": said.message,
         }
-        if all(there.get(key) == value for key, value in wanted.items()):
+        # A write that had no answer may still come; this one makes its version an old one.
+        if not self._in_doubt and all(there.get(key) == value for key, value in wanted.items()):
             return
         same_status = there.get("status") == wanted["status"]
         since = there.get("lastTransitionTime", now) if same_status else now
         told = {**wanted, "lastTransitionTime": since, "lastHeartbeatTime": now}
-        api.patch_node_status({"status": {"conditions": [told]}})
+        version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        self._write(api.patch_node_status, {"metadata": version, "status": {"conditions": [told]}})
 
     def _events(self, api: NodeApi, node: Mapping[str, Any], said: Said) -> None:
         """Once for each trouble of a boot: the name is made of what it says."""
-        now = self._timestamp()
-        reference = {"apiVersion": "v1", "kind": "Node", "name": api.node_name}
-        reference["uid"] = node["metadata"].get("uid", api.node_name)
         for trouble in said.troubles:
-            what = f"{said.boot_id} {trouble.pf} {trouble.reason} {trouble.message}"
-            name = f"{api.node_name}.{sha256(what.encode()).hexdigest()[:16]}"
-            body = {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"name": name, "namespace": _EVENT_NAMESPACE},
-                "involvedObject": reference,
-                "reason": camel(trouble.reason),
-                "message": trouble.message,
-                "type": "Warning",
-                "source": {"component": "gpu-bootstate", "host": api.node_name},
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "count": 1,
-            }
-            api.create_event(_EVENT_NAMESPACE, body)
+            key = f"{said.boot_id} {trouble.pf} {trouble.reason} {trouble.message}"
+            event = warning(node, key, camel(trouble.reason), trouble.message, self._timestamp())
+            api.create_event(NAMESPACE, event)
 
     # ------------------------------------------------------------------ consumers
 
@@ -263,27 +270,31 @@ class Publisher:
         Once for each release, whatever the clocks say: the annotation ends a loop that a clock
         which jumped back would begin.
         """
-        release = f"{said.boot_id} {said.released_at}"
         if not self._wishes.restart or said.released_at is None:
             return
-        if _of(node, "annotations").get(RESTARTED) == release:
-            return
-        for selector in self._wishes.restart:
-            for pod in api.pods(selector):
-                metadata = pod["metadata"]
-                if metadata.get("deletionTimestamp") or not _older(pod, said.released_at):
-                    continue
-                name = f"{metadata['namespace']}/{metadata['name']}"
-                self._say(f"{name} read the vGPUs before {said.released_at}: it is started again")
-                try:
-                    api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"])
-                except (Gone, Conflict):
-                    continue  # that one is away already
-        api.patch_node({"metadata": {"annotations": {RESTARTED: release}}})
+        found = [pod for selector in self._wishes.restart for pod in api.pods(selector)]
+        release = f"{said.boot_id} {said.release}"
+        due = _due(_of(node, "annotations"), release)
+        if due is None:
+            due = {pod["metadata"]["uid"] for pod in found if _older(pod, said.released_at)}
+            # Written first: a kill, or a clock that jumped, starts none of them a second time.
+            note = json.dumps({"release": release, "pods": sorted(due)})
+            version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+            self._write(api.patch_node, {"metadata": {**version, "annotations": {RESTARTED: note}}})
+        for pod in found:
+            metadata = pod["metadata"]
+            if metadata["uid"] not in due or metadata.get("deletionTimestamp"):
+                continue
+            name = f"{metadata['namespace']}/{metadata['name']}"
+            if not any(owner.get("controller") for owner in metadata.get("ownerReferences") or ()):
+                self._say(f"{name} read the vGPUs too early, and nothing would make it anew: left")
+                continue
+            self._say(f"{name} read the vGPUs before {said.released_at}: it is started again")
+            with contextlib.suppress(Gone, Conflict):  # that one is away already
+                api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"])
 
     def _timestamp(self) -> str:
-        when = datetime.fromtimestamp(self._wall_time(), tz=timezone.utc)
-        return when.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return timestamp(self._wall_time())
 
 
 def _of(node: Mapping[str, Any], what: str) -> dict[str, str]:
@@ -296,13 +307,32 @@ def _differing(there: Mapping[str, str], wanted: Mapping[str, str | None]) -> di
     return {key: value for key, value in wanted.items() if there.get(key) != value}
 
 
-def _held(annotations: Mapping[str, str]) -> Iterator[str]:
+def _held(annotations: Mapping[str, str]) -> dict[str, str | None]:
+    """Operands that we closed, and what their labels were before: `true`, or None."""
+    told = _note(annotations, HELD)
+    operands, absent = (
+        [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        for found in (told.get("operands"), told.get("absent"))
+    )
+    return {name: None if name in absent else "true" for name in operands}
+
+
+def _due(annotations: Mapping[str, str], release: str) -> set[str] | None:
+    """The uids of the pods that are to go for this release; None: it has not been looked at."""
+    note = _note(annotations, RESTARTED)
+    pods = note.get("pods")
+    if note.get("release") != release or not isinstance(pods, list):
+        return None
+    return {uid for uid in pods if isinstance(uid, str)}
+
+
+def _note(annotations: Mapping[str, str], name: str) -> Mapping[str, Any]:
+    """One of ours; anybody may have damaged it."""
     try:
-        told = json.loads(annotations.get(HELD, "{}"))["operands"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return
-    if isinstance(told, list):
-        yield from (operand for operand in told if isinstance(operand, str))
+        told = json.loads(annotations.get(name, "{}"))
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _older(pod: Mapping[str, Any], released_at: str) -> bool:

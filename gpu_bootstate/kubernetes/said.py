@@ -6,8 +6,10 @@ server, and a reader compares it with the Node's ``status.nodeInfo.bootID``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from gpu_bootstate.files import read_json
@@ -16,6 +18,7 @@ from gpu_bootstate.paths import Paths
 from gpu_bootstate.reasons import Condition
 
 PENDING = "pending"
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _MESSAGE = 1000  # the API server takes 32768 for a Condition, 1024 for an Event
 
 
@@ -36,6 +39,7 @@ class Said:
     reason: str
     message: str
     released_at: str | None  # ISO 8601; when the newest of the open gate's GPUs was verified
+    release: str | None  # another one for every change of what is open, whatever the clocks say
     gpus: tuple[tuple[str, str], ...]  # PF -> its condition
     troubles: tuple[Trouble, ...]
 
@@ -64,19 +68,29 @@ def said_now(paths: Paths, boot_id: str) -> Said:
         message = str(status.get("summary", ""))
         if troubles and not is_ready:
             message = f"{message} {troubles[0].message}"
+        elif state == Condition.CONVERGED.value and not is_ready:
+            reason = "gate-closed"
+            message = (
+                "The last run converged, but the gate has been closed since: its file is gone. "
+                "`gpu-bootstate gate` verifies afresh and opens it."
+            )
     elif status.get("progress") == "running" and not alive:
         state, reason = Condition.FAILED.value, "run-died"
         message = "The run of this boot was killed; start gpu-bootstate.service again."
     else:
         state = reason = PENDING
         message = "gpu-bootstate is at work." if alive else "Nothing has run in this boot yet."
+    verified = _verified(paths, ready, boot_id) if is_ready else {}
     return Said(
         boot_id=boot_id,
         ready=is_ready,
         state=state,
         reason=reason,
         message=message[:_MESSAGE],
-        released_at=_released_at(paths, ready, boot_id) if is_ready else None,
+        released_at=max(verified.values(), default=None),
+        release=sha256(repr(sorted(verified.items())).encode()).hexdigest()[:16]
+        if verified
+        else None,
         gpus=tuple((str(gpu.get("pf")), str(gpu.get("condition"))) for gpu in gpus),
         troubles=troubles,
     )
@@ -97,13 +111,16 @@ def _trouble(told: Mapping[str, Any], pf: str | None) -> Trouble:
     return Trouble(pf, str(told.get("reason")), message[:_MESSAGE])
 
 
-def _released_at(paths: Paths, ready: Mapping[str, Any], boot_id: str) -> str | None:
-    """A GPU's gate is written anew only after a change of it, or where somebody deleted it."""
+def _verified(paths: Paths, ready: Mapping[str, Any], boot_id: str) -> dict[str, str]:
+    """PF -> when; a GPU's gate is written anew only after a change of it, or where it was gone."""
     names = ready.get("open")
-    pfs = [pf for pf in names if isinstance(pf, str)] if isinstance(names, list) else []
-    records = [read_json(paths.run_dir / "gpus" / f"{pf}.json") or {} for pf in pfs]
-    times = [str(each.get("verified_at")) for each in records if each.get("boot_id") == boot_id]
-    return max(times, default=None)
+    verified = {}
+    for pf in names if isinstance(names, list) else []:
+        record = (isinstance(pf, str) and read_json(paths.run_dir / "gpus" / f"{pf}.json")) or {}
+        when = record.get("verified_at")
+        if record.get("boot_id") == boot_id and isinstance(when, str) and _TIME.fullmatch(when):
+            verified[pf] = when
+    return verified
 
 
 def _dicts(value: object) -> tuple[Mapping[str, Any], ...]:
