@@ -62,7 +62,7 @@ def kubelet(connect: Connect) -> Any:
 
 @pytest.fixture
 def account(connect: Connect) -> Any:
-    return connect(token="good")  # noqa: S106
+    return connect(token="good")
 
 
 def refusal(call: Callable[[], object]) -> tuple[int, str]:
@@ -175,7 +175,7 @@ def test_a_token_can_expire(server: ApiServer, account: Any) -> None:
 
 
 def test_a_certificate_goes_before_a_token(server: ApiServer, connect: Connect) -> None:
-    connect(node="n1", token="good").read_node("n1")  # noqa: S106
+    connect(node="n1", token="good").read_node("n1")
     assert server.requests[0].user == "system:node:n1"
 
 
