@@ -38,7 +38,7 @@ def command(where: Where, *, file: Path | None, board: str | None, form: str) ->
         where = replace(where, config=file)
     try:
         desired = load(where.paths, where.config)
-        view = _on_board(desired, board) if board else _on_node(where, desired)
+        view = on_board(desired, board) if board else _on_node(where, desired)
     except ConfigInvalid as invalid:
         _refused(invalid, form)
         raise SystemExit(Condition.BAD_CONFIG.exit_code) from None
@@ -54,7 +54,7 @@ def _on_node(where: Where, desired: DesiredState) -> View | None:
         return look(hw, desired, remembered_cards(where.paths))
 
 
-def _on_board(desired: DesiredState, board: str) -> View:
+def on_board(desired: DesiredState, board: str) -> View:
     """The board's slots take the names of the file: what is checked is the geometry."""
     from gpu_bootstate.simulator.hardware import SimHardware
     from gpu_bootstate.simulator.node import new_node
