@@ -56,7 +56,7 @@ from gpu_bootstate.yaml_marks import MAX_SIZE, Node, Scalar, Table, abridge, rea
 
 VERSION = "v1"
 
-_TOP_KEYS = ("version", "profiles", "gpus", "policy", "gate", "kubernetes")
+TOP_KEYS = ("version", "profiles", "gpus", "policy", "gate", "kubernetes")
 GEOMETRY_KEYS = ("version", "profiles", "gpus")
 
 
@@ -233,7 +233,7 @@ class _Assembly:
             self.add(text, _name(path), may_be_empty=may_be_empty)
 
     def add(
-        self, text: str, name: str, *, may_be_empty: bool, keys: Sequence[str] = _TOP_KEYS
+        self, text: str, name: str, *, may_be_empty: bool, keys: Sequence[str] = TOP_KEYS
     ) -> None:
         self._files.append(name)
         root = read(text, name, self.problems)

@@ -51,24 +51,24 @@ POLICY_KEYS = (
     "reboot",
     "sriov-manage",
 )
-_ENTRY_KEYS = ("match", "profile", "on-missing")
-_PROFILE_KEYS = ("mode", "mig", "vgpus", "mixed-size", "compute-instances")
-_MATCH_KEYS = ("pci", "uuid", "serial", "device", "index", "subsystem", "count")
+ENTRY_KEYS = ("match", "profile", "on-missing")
+PROFILE_KEYS = ("mode", "mig", "vgpus", "mixed-size", "compute-instances")
+MATCH_KEYS = ("pci", "uuid", "serial", "device", "index", "subsystem", "count")
 
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}")
 
 # host-interfaces.md 4.1; several attributes are separated by commas.
-_MIG_PROFILE = re.compile(
+MIG_PROFILE = re.compile(
     r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-](?:me\.all|me|gfx)(?:,[+-]?(?:me\.all|me|gfx))*)?"
 )
 _MIG_WANT = "a GPU instance profile such as 1g.18gb or 1g.18gb+me"
 # Time-sliced <GPU>-<GB><series>, MIG-backed <GPU>-<slices>-<GB><series>[suffix]; 4.1 again.
-_VGPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/+-]{0,80}-[0-9]{1,4}[A-Za-z]{1,8}")
+VGPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/+-]{0,80}-[0-9]{1,4}[A-Za-z]{1,8}")
 _VGPU_WANT = "a vGPU type's name such as H200X-141C or H200X-1-18C"
 _COUNT_WANT = f"a whole number from 1 to {MAX_PER_GPU}, or no such line"
 
 # We write and remove gate files as root: none of our own, none of the kernel's.
-_FORBIDDEN_DIRS = (
+FORBIDDEN_DIRS = (
     "/run/gpu-bootstate",
     "/var/run/gpu-bootstate",
     "/etc/gpu-bootstate",
@@ -108,7 +108,7 @@ def entries(reader: Reader, node: Node, path: str) -> list[Draft]:
 
 
 def _draft(reader: Reader, node: Node, path: str) -> Draft | None:
-    table = reader.table(node, path, _ENTRY_KEYS)
+    table = reader.table(node, path, ENTRY_KEYS)
     if table is None:
         return None
     for key in ("match", "profile"):
@@ -129,7 +129,7 @@ def _draft(reader: Reader, node: Node, path: str) -> Draft | None:
 
 
 def _match(reader: Reader, node: Node, path: str) -> tuple[MatchItem, ...] | None:
-    table = reader.table(node, path, _MATCH_KEYS)
+    table = reader.table(node, path, MATCH_KEYS)
     if table is None:
         return None
     want = "exactly one of pci, uuid, serial, device and index"
@@ -209,7 +209,7 @@ def profiles(reader: Reader, node: Node, path: str) -> Iterator[tuple[str, Profi
 
 def _profile(reader: Reader, node: Node, path: str, name: str, mark: Mark) -> Profile | None:
     before = len(reader.problems)
-    table = reader.table(node, path, _PROFILE_KEYS)
+    table = reader.table(node, path, PROFILE_KEYS)
     if table is None:
         return None
     mode = reader.choice_field(table, path, "mode", Mode.VGPU)
@@ -226,7 +226,7 @@ def _profile(reader: Reader, node: Node, path: str, name: str, mark: Mark) -> Pr
     )
     if mode is not Mode.VGPU:
         for key, _ in table.rows:
-            if key.text != "mode" and key.text in _PROFILE_KEYS:
+            if key.text != "mode" and key.text in PROFILE_KEYS:
                 message = f"mode {mode.value} leaves the GPU bare; it cannot have {key.text}"
                 reader.problems.add(key.mark, path, message)
     elif len(reader.problems) > before:
@@ -286,21 +286,21 @@ def _requests(
 
 
 def _check_mig_name(reader: Reader, key: Scalar, path: str) -> None:
-    if _MIG_PROFILE.fullmatch(key.text):
+    if MIG_PROFILE.fullmatch(key.text):
         return
     message = f"{shown(key.text)} is no MIG profile"
     plain = key.text.casefold().replace(" ", "").removeprefix("mig")
     if re.match("[0-9]+c[.]", plain):
         message = f"{shown(key.text)} is a compute instance, which a guest makes for itself"
         plain = plain.partition(".")[2]
-    if not plain.endswith("gb") and _MIG_PROFILE.fullmatch(f"{plain}gb"):
+    if not plain.endswith("gb") and MIG_PROFILE.fullmatch(f"{plain}gb"):
         plain += "gb"
-    meant = plain if _MIG_PROFILE.fullmatch(plain) else None
+    meant = plain if MIG_PROFILE.fullmatch(plain) else None
     reader.problems.add(key.mark, path, message, want=_MIG_WANT, meant=meant)
 
 
 def _check_type_name(reader: Reader, key: Scalar, path: str) -> None:
-    if _VGPU_TYPE.fullmatch(key.text):
+    if VGPU_TYPE.fullmatch(key.text):
         return
     message = f"{shown(key.text)} is no vGPU type"
     if re.fullmatch("(nvidia-)?[0-9]+", key.text):
@@ -373,7 +373,7 @@ def _holders(reader: Reader, node: Node, path: str) -> tuple[str, ...] | None:
 # What the GPU Operator's sandbox path waits for, in the order of writing: its device plugin starts
 # on the last one (operator-path.md 2.2, 2.3, 5.6).
 _VALIDATIONS = "/run/nvidia/validations"
-_PRESETS = {
+PRESETS = {
     "gpu-operator": (
         ("workload-type", "vm-vgpu\n"),
         ("host-vgpu-manager-ready", ""),
@@ -384,8 +384,8 @@ _PRESETS = {
 
 
 def gate_preset(reader: Reader, node: Node, path: str) -> tuple[GateFile, ...]:
-    name = reader.word(node, path, tuple(_PRESETS))
-    files = _PRESETS[name] if name else ()
+    name = reader.word(node, path, tuple(PRESETS))
+    files = PRESETS[name] if name else ()
     return tuple(GateFile(f"{_VALIDATIONS}/{file}", text, node.mark) for file, text in files)
 
 
@@ -408,7 +408,7 @@ def gate_files(reader: Reader, node: Node, path: str) -> tuple[GateFile, ...]:
         name = reader.file_path(path_node, below)
         if name is None:
             continue
-        for forbidden in _FORBIDDEN_DIRS:
+        for forbidden in FORBIDDEN_DIRS:
             if f"{name}/".startswith(f"{forbidden}/"):
                 message = f"{shown(name)} is inside {forbidden}, where gate files cannot be"
                 reader.problems.add(path_node.mark, below, message)
@@ -422,7 +422,7 @@ def gate_files(reader: Reader, node: Node, path: str) -> tuple[GateFile, ...]:
 
 # --------------------------------------------------------------------------- kubernetes
 
-_KUBERNETES_KEYS = (
+KUBERNETES_KEYS = (
     "publish",
     "features",
     "kubeconfig",
@@ -432,28 +432,28 @@ _KUBERNETES_KEYS = (
     "restart",
 )
 # Operands that a vm-vgpu node can have (operator-path.md 2.1).
-_OPERANDS = (
+OPERANDS = (
     "sandbox-device-plugin",
     "sandbox-validator",
     "vgpu-device-manager",
     "vgpu-manager",
     "cc-manager",
 )
-_NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_SELECTOR = re.compile(
+NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+SELECTOR = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
     r"=[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
 
 
 def kubernetes(reader: Reader, node: Node, path: str, base: Kubernetes) -> Kubernetes:
-    table = reader.table(node, path, _KUBERNETES_KEYS)
+    table = reader.table(node, path, KUBERNETES_KEYS)
     if table is None:
         return base
-    name = partial(reader.matching, pattern=_NODE_NAME, want="the name of the Node")
-    selector = partial(reader.matching, pattern=_SELECTOR, want="a label of pods such as app=name")
+    name = partial(reader.matching, pattern=NODE_NAME, want="the name of the Node")
+    selector = partial(reader.matching, pattern=SELECTOR, want="a label of pods such as app=name")
     label = partial(reader.word, choices=tuple(STATE_LABELS))
-    operand = partial(reader.word, choices=_OPERANDS)
+    operand = partial(reader.word, choices=OPERANDS)
     return Kubernetes(
         publish=reader.field(table, path, "publish", reader.boolean, base.publish),
         features=reader.field(table, path, "features", reader.boolean, base.features),

@@ -21,21 +21,21 @@ E = TypeVar("E", bound=Enum)
 
 MAX_DURATION_S = 86_400.0
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_DURATION_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *(ms|s|min|h)")
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+DURATION_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *(ms|s|min|h)")
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 _TRUTH = {"true": True, "false": False}
 # YAML 1.1 reads these as booleans too, YAML 1.2 as text: a trap either way, so neither.
 _OTHER_TRUTHS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false"}
 
-_HEX_ID = re.compile(r"(?:(?:0x)?10de:)?(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
-_UUID = re.compile(r"GPU(-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
-_SERIAL = re.compile(r"[0-9A-Fa-f]{4,32}")
+HEX_ID = re.compile(r"(?:(?:0x)?10de:)?(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
+UUID = re.compile(r"GPU(-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
+SERIAL = re.compile(r"[0-9A-Fa-f]{4,32}")
 
 # systemd.unit(5): these characters make up a unit name; a template needs its instance.
-_UNIT = re.compile(r"[A-Za-z0-9:_.\\-]+(?:@[A-Za-z0-9:_.\\-]+)?\.(?:service|socket|timer|path)")
+UNIT = re.compile(r"[A-Za-z0-9:_.\\-]+(?:@[A-Za-z0-9:_.\\-]+)?\.(?:service|socket|timer|path)")
 # Stopping one of these is stopping the work itself.
-_NEEDED_UNITS = (
+NEEDED_UNITS = (
     "gpu-bootstate.service",
     "nvidia-vgpu-mgr.service",
     "nvidia-vgpud.service",
@@ -187,10 +187,10 @@ class Reader:
             return None
         text = value.text.strip()
         seconds = None
-        if _NUMBER.fullmatch(text):
+        if NUMBER.fullmatch(text):
             seconds = float(text)
-        elif re.fullmatch(f"{_DURATION_PART.pattern}(?: *{_DURATION_PART.pattern})*", text):
-            parts = _DURATION_PART.findall(text)
+        elif re.fullmatch(f"{DURATION_PART.pattern}(?: *{DURATION_PART.pattern})*", text):
+            parts = DURATION_PART.findall(text)
             seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
         if seconds is not None and 0 < seconds <= MAX_DURATION_S:
             return seconds
@@ -216,7 +216,7 @@ class Reader:
         value = self.scalar(node, path, want)
         if value is None:
             return None
-        if found := _UUID.fullmatch(value.text):
+        if found := UUID.fullmatch(value.text):
             return f"GPU{found[1].lower()}"
         if value.text.upper().startswith("MIG-"):
             message = f"{shown(value.text)} names a MIG instance, not a GPU"
@@ -230,7 +230,7 @@ class Reader:
         value = self.scalar(node, path, want)
         if value is None:
             return None
-        if _SERIAL.fullmatch(value.text):
+        if SERIAL.fullmatch(value.text):
             return value.text
         self.refuse(value, path, want)
         return None
@@ -241,7 +241,7 @@ class Reader:
         value = self.scalar(node, path, want)
         if value is None:
             return None
-        if found := _HEX_ID.fullmatch(value.text):
+        if found := HEX_ID.fullmatch(value.text):
             return int(found[1], 16)
         self.refuse(value, path, want)
         return None
@@ -251,13 +251,13 @@ class Reader:
         value = self.scalar(node, path, want)
         if value is None:
             return None
-        if value.text in _NEEDED_UNITS:
+        if value.text in NEEDED_UNITS:
             message = f"{value.text} is needed while the GPUs are set up and cannot be stopped"
             self.problems.add(value.mark, path, message)
             return None
-        if len(value.text) > 255 or not _UNIT.fullmatch(value.text):
+        if len(value.text) > 255 or not UNIT.fullmatch(value.text):
             full = f"{value.text}.service"
-            self.refuse(value, path, want, meant=full if _UNIT.fullmatch(full) else None)
+            self.refuse(value, path, want, meant=full if UNIT.fullmatch(full) else None)
             return None
         return value.text
 

@@ -15,7 +15,7 @@ from gpu_bootstate.reasons import Condition, Finding
 # --------------------------------------------------------------------------- addresses
 
 
-_BDF = re.compile(
+BDF = re.compile(
     r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<dev>[0-9a-f]{2})(?:\.(?P<fn>[0-7]))?",
     re.IGNORECASE,
 )
@@ -37,7 +37,7 @@ class Bdf:
     @classmethod
     def parse(cls, text: str) -> Bdf:
         """Read any of the usual spellings. Raises ValueError when it is none of them."""
-        match = _BDF.fullmatch(text.strip())
+        match = BDF.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"{text!r} is not a PCI address like 0000:17:00.0")
         device = int(match["dev"], 16)

@@ -22,6 +22,7 @@ _COMMANDS = {
     "gate": ("gpu_bootstate.cli.gate", "Verify afresh and hold the readiness gate accordingly."),
     "plan": ("gpu_bootstate.cli.plan", "Show what `apply` would do, and why."),
     "publish": ("gpu_bootstate.cli.publish", "Tell the cluster what this node is."),
+    "schema": ("gpu_bootstate.cli.schema", "Print the JSON Schema of the configuration."),
     "show": ("gpu_bootstate.cli.draw", "Draw the GPUs as they are and as they would be."),
     "simulate": ("gpu_bootstate.cli.simulate", "Work on the simulated node of --simulate."),
     "status": ("gpu_bootstate.cli.status", "Show the result of this boot and what is there now."),
