@@ -38,6 +38,9 @@ def config_text(node: ObservedNode) -> str:
             why = gpu.findings[0].message if gpu.findings else f"its driver is {gpu.pci.driver}"
             comments.append(f"# {gpu.pf} is left out: {why}")
             continue
+        if (why := _beyond_a_profile(gpu, gpu.facts)) is not None:
+            comments.append(f"# {gpu.pf} ({gpu.facts.name}) is left out: {why}")
+            continue
         body = _profile_body(gpu, gpu.facts)
         if body is None:
             comments.append(f"# {gpu.pf} ({gpu.facts.name}) is left out: it is bare")
@@ -57,6 +60,21 @@ def config_text(node: ObservedNode) -> str:
     return "".join([*lines, *(f"{comment}\n" for comment in comments)])
 
 
+def _beyond_a_profile(gpu: ObservedGpu, facts: GpuFacts) -> str | None:
+    """Why no profile can say what this GPU is; what is written must be read again."""
+    if facts.mig and facts.mig.current and not gpu.gpu_instances:
+        return "it is in MIG mode without GPU instances, which no profile can say"
+    profiles = {profile.gi_profile_id for profile in gpu.gi_profiles}
+    for gi in gpu.gpu_instances:
+        if gi.gi_profile_id not in profiles:
+            return f"the driver has no name for GPU instance profile {gi.gi_profile_id}"
+    types = {each.vgpu_type_id for each in gpu.vgpu_types}
+    for vf in gpu.vfs:
+        if vf.vgpu_type_id and vf.vgpu_type_id not in types:
+            return f"the driver has no name for vGPU type {vf.vgpu_type_id} on {vf.bdf}"
+    return None
+
+
 def _profile_body(gpu: ObservedGpu, facts: GpuFacts) -> str | None:
     """The lines of a profile; None for a bare GPU."""
     mig_on = bool(facts.mig and facts.mig.current)
@@ -68,8 +86,7 @@ def _profile_body(gpu: ObservedGpu, facts: GpuFacts) -> str | None:
     if mig_on:
         starts: dict[str, list[int]] = {}
         for gi in sorted(gpu.gpu_instances, key=lambda gi: gi.placement):
-            name = names.get(gi.gi_profile_id, f"profile-{gi.gi_profile_id}")
-            starts.setdefault(name, []).append(gi.placement.start)
+            starts.setdefault(names[gi.gi_profile_id], []).append(gi.placement.start)
         body += f"    mig: {_mapping(starts)}\n"
         if any(gi.mixed_size for gi in gpu.gpu_instances):
             body += "    mixed-size: true\n"
@@ -85,8 +102,7 @@ def _vgpus(gpu: ObservedGpu) -> str:
     indexes: dict[str, list[int]] = {}
     for vf in gpu.vfs:
         if vf.vgpu_type_id:
-            name = types.get(vf.vgpu_type_id, f"type-{vf.vgpu_type_id}")
-            indexes.setdefault(name, []).append(vf.index)
+            indexes.setdefault(types[vf.vgpu_type_id], []).append(vf.index)
     if not indexes:
         return ""
     return f"    vgpus: {_mapping(indexes)}\n"
