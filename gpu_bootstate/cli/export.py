@@ -38,8 +38,8 @@ def config_text(node: ObservedNode) -> str:
             why = gpu.findings[0].message if gpu.findings else f"its driver is {gpu.pci.driver}"
             comments.append(f"# {gpu.pf} is left out: {why}")
             continue
-        if (why := _beyond_a_profile(gpu, gpu.facts)) is not None:
-            comments.append(f"# {gpu.pf} ({gpu.facts.name}) is left out: {why}")
+        if (beyond := _beyond_a_profile(gpu, gpu.facts)) is not None:
+            comments.append(f"# {gpu.pf} ({gpu.facts.name}) is left out: {beyond}")
             continue
         body = _profile_body(gpu, gpu.facts)
         if body is None:
