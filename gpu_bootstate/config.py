@@ -30,7 +30,7 @@ import json
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,16 @@ def load_with(paths: Paths, drop_in: Path, text: str, name: str) -> DesiredState
     for path in files[len(before) :]:
         assembly.add_file(path, may_be_empty=True)
     return assembly.finish()
+
+
+def with_geometry(desired: DesiredState, other: DesiredState) -> DesiredState:
+    """What the GPUs of ``other`` are to be, with the rest as it is in ``desired``."""
+    return replace(
+        desired,
+        entries=other.entries,
+        sources=(*desired.sources, *other.sources),
+        digest=_digest(other.entries, desired.policy, desired.gate_files),
+    )
 
 
 def _files(paths: Paths, problems: ProblemList) -> list[Path]:

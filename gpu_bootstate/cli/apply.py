@@ -8,16 +8,17 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
 from gpu_bootstate import report
+from gpu_bootstate.cli.configured import configured, imported_with
 from gpu_bootstate.cli.look import View, config_finding, look, look_anyway, remembered_cards
 from gpu_bootstate.cli.show import show, text_for, told_when_unwritable
 from gpu_bootstate.cli.wiring import Where
-from gpu_bootstate.config import load
 from gpu_bootstate.deadline import Deadline, RunEnded
 from gpu_bootstate.execute import execute
 from gpu_bootstate.failures import of_the_node
@@ -46,12 +47,23 @@ from gpu_bootstate.reboot import reboot_if_allowed
     metavar="SECONDS",
     help="How long to wait for another run to end (default: refuse at once).",
 )
+@imported_with
 @click.pass_obj
-def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None:
+def command(
+    where: Where,
+    *,
+    dry_run: bool,
+    form: str,
+    wait_lock: float,
+    source: Path | None,
+    select: str | None,
+) -> None:
     """Bring every GPU that the configuration names to what it says, and open the gate.
 
     A GPU that is not named is never touched; one that is already right sees no call.
     """
+    if source is not None:
+        where = replace(where, imported=(source, select))
     if dry_run:
         from gpu_bootstate.cli.plan import show_plan
 
@@ -71,7 +83,7 @@ def command(where: Where, *, dry_run: bool, form: str, wait_lock: float) -> None
 
 def _apply(where: Where) -> dict[str, Any]:
     try:
-        desired = load(where.paths, where.config)
+        desired = configured(where)
     except ConfigInvalid as invalid:
         return _bad_config(where, invalid)
     with where.hardware(desired.policy) as hw:

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from gpu_bootstate import report, sarif
+from gpu_bootstate.cli.configured import configured, imported_with
 from gpu_bootstate.cli.look import View, look, remembered_cards
 from gpu_bootstate.cli.wiring import Where
-from gpu_bootstate.config import load
 from gpu_bootstate.model import Bdf, DesiredState, GpuTarget, MatchKind, Mode
 from gpu_bootstate.placement import Layout, solve
 from gpu_bootstate.problems import ConfigInvalid, Problem
@@ -41,9 +41,17 @@ class Checked:
 @click.option("--board", metavar="BOARD", help="Check against this board, e.g. hgx-h200-8.")
 @click.option("--all-boards", is_flag=True, help="Check against every board that is known.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "sarif"]), default="text")
+@imported_with
 @click.pass_obj
 def command(
-    where: Where, *, files: tuple[Path, ...], board: str | None, all_boards: bool, form: str
+    where: Where,
+    *,
+    files: tuple[Path, ...],
+    board: str | None,
+    all_boards: bool,
+    form: str,
+    source: Path | None,
+    select: str | None,
 ) -> None:
     """Read the configuration (or each FILE by itself) and say whether it can work; changes
     nothing.
@@ -54,6 +62,8 @@ def command(
     """
     if board is not None and all_boards:
         raise click.UsageError("--board and --all-boards exclude each other")
+    if source is not None:
+        where = replace(where, imported=(source, select))
     try:
         found = [
             _check(replace(where, config=file) if file else where, board, all_boards=all_boards)
@@ -79,7 +89,7 @@ def command(
 def _check(where: Where, board: str | None, *, all_boards: bool) -> Checked:
     """Raises UnknownBoard."""
     try:
-        desired = load(where.paths, where.config)
+        desired = configured(where, board)
         if all_boards:
             return _on_all_boards(desired)
         view = on_board(desired, board) if board else _on_node(where, desired)

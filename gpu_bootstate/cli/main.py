@@ -17,6 +17,7 @@ from gpu_bootstate.hardware.protocol import HardwareError
 _COMMANDS = {
     "apply": ("gpu_bootstate.cli.apply", "Bring the node to what the configuration says."),
     "check": ("gpu_bootstate.cli.check", "Say whether the configuration can work."),
+    "convert": ("gpu_bootstate.cli.convert", "Print another tool's file as a configuration."),
     "export": ("gpu_bootstate.cli.export", "Print a configuration that describes the live state."),
     "fleet": ("gpu_bootstate.cli.fleet", "Bring the node to the profile that the cluster names."),
     "gate": ("gpu_bootstate.cli.gate", "Verify afresh and hold the readiness gate accordingly."),

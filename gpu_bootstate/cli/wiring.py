@@ -28,6 +28,7 @@ class Where:
     config: Path | None
     board: str | None
     sim_dir: Path | None
+    imported: tuple[Path, str | None] | None = None  # another tool's file, and the layout in it
 
     @property
     def paths(self) -> Paths:
